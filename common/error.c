@@ -84,6 +84,8 @@ const char *tally_status_text(tally_status code)
         return "denied";
     case TALLY_EUNSUPPORTED:
         return "not supported";
+    case TALLY_ESTATE:
+        return "not in this state";
     case TALLY_EINTERNAL:
         return "internal error";
     }

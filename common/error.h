@@ -21,6 +21,7 @@ typedef enum tally_status {
     TALLY_EDENIED,     /* not allowed */
     TALLY_EUNSUPPORTED,/* known, but not by this build or machine */
     TALLY_EINTERNAL,   /* a bug */
+    TALLY_ESTATE,      /* right in itself, but not in the state things are in now (gRPC's FAILED_PRECONDITION) */
 } tally_status;
 
 #define TALLY_ERROR_MESSAGE_MAX 1024
