@@ -15,6 +15,9 @@
 /* An RPC message: a slice and its header, with room; what is larger is refused before it is buffered. */
 #define TALLY_MESSAGE_MAX_BYTES (4u << 20)
 
+/* What one RPC message may take once it is unpacked: an empty submessage is 2 bytes on the wire and some 50 in memory. */
+#define TALLY_UNPACK_MAX_BYTES (64u << 20)
+
 /* A job file: the largest honest ones (thousands of layers) are far below. */
 #define TALLY_JOB_FILE_MAX_BYTES (16u << 20)
 

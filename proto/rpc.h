@@ -153,7 +153,7 @@ struct rpc_stream_options {
 #define RPC_TIMEOUT_MS 10000
 
 /*
- * Queues a message. It is packed before this returns; a data message goes with an empty payload.
+ * Queues a message. It is packed before this returns; of a data message, a payload that stands in its field is copied.
  * TALLY_ENOMEM: the queue is full, nothing was taken, on_writable will tell. TALLY_EINVAL: above
  * TALLY_MESSAGE_MAX_BYTES, or closed by close/finish before. TALLY_ECANCELLED: the stream has ended or is ending;
  * on_end tells why.
@@ -176,6 +176,13 @@ void rpc_stream_grant(struct rpc_stream *stream, unsigned messages);
 
 /* Client: no more messages will be sent; goes out behind what is queued. */
 void rpc_stream_close(struct rpc_stream *stream);
+
+/*
+ * Server, once, on the stream's queue, inside on_open or after on_request and before finish: takes the stream up.
+ * events are copied, options may be NULL. R3 holds from then on.
+ */
+void rpc_stream_accept(struct rpc_stream *stream, const struct rpc_stream_events *events, void *user,
+                       const struct rpc_stream_options *options);
 
 /* Server: ends the stream with a status behind what is queued. text: for a person, NULL for none; cut at
  * TALLY_ERROR_MESSAGE_MAX. The first call counts. */
