@@ -164,7 +164,8 @@ tally_status rpc_stream_send(struct rpc_stream *stream, const ProtobufCMessage *
  * Queues a data message: header (its payload field empty) and `bytes` bytes at payload, which are not copied. They must
  * stay unchanged until release(release_user) is called, once, from any thread (also before this returns), when the
  * bytes have been copied to the socket or dropped. It is called if and only if TALLY_OK is returned; release must not
- * call into this library except rpc_queue_post and rpc_queue_wake. Errors as rpc_stream_send, and TALLY_EINVAL where
+ * call into this library except rpc_queue_post and rpc_queue_wake, and must not take a lock that some thread holds
+ * while it calls into this library. Errors as rpc_stream_send, and TALLY_EINVAL where
  * header is no data message.
  */
 tally_status rpc_stream_send_payload(struct rpc_stream *stream, const ProtobufCMessage *header, const void *payload,

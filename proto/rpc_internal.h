@@ -3,12 +3,14 @@
 /*
  * DESIGN of the wrapper. For proto/rpc*.c, health.c and reflection.c alone.
  *
- * A gRPC tag is always a struct rpc_op, embedded in what it belongs to (stream, request slot, server). Its done() runs on its queue's thread: of a
- * data queue inside rpc_queue_poll; of a loop queue a poll thread pushes the op to the loop's list, which uv_async drains.
+ * A gRPC tag is always a struct rpc_op, embedded in what it belongs to (stream, request slot, server). Its done() runs
+ * on its queue's thread: of a data queue inside rpc_queue_poll; of a loop queue a poll thread pushes the op to the
+ * loop's list, which uv_async drains.
  *
- * A stream's mutable state is under its lock, which is held around every grpc_call_start_batch (gRPC wants batches of one call serialised) and
- * never around a callback. Each outstanding batch counts in `pending`; the end is reported when the final batch (status, or close on a server) and
- * all others have been handled. Then the call is given back, so gRPC can shut down whatever references a user still holds.
+ * A stream's mutable state is under its lock, which is held around every grpc_call_start_batch (gRPC wants batches of
+ * one call serialised) and never around a callback. Each outstanding batch counts in `pending`; the end is reported
+ * when the final batch (status, or close on a server) and all others have been handled. Then the call is given back, so
+ * gRPC can shut down whatever references a user still holds.
  */
 #include <grpc/grpc.h>
 #include <pthread.h>
@@ -41,11 +43,11 @@ void rpc_timer_stop(struct rpc_queue *queue, struct rpc_timer *timer);
 /* ---- messages ---- */
 
 /*
- * Unpacks a received message into arena (reset first) and takes over buffer. ret_message->payload is one reference for the caller.
- * TALLY_EINVAL: no such message.
+ * Unpacks a received message into arena (reset first) and takes over buffer. ret_message->payload is one reference for
+ * the caller. TALLY_EINVAL: no such message.
  */
-tally_status rpc_message_decode(grpc_byte_buffer *buffer, const ProtobufCMessageDescriptor *type, struct wire_arena *arena,
-                                struct rpc_message *ret_message, struct tally_error *err);
+tally_status rpc_message_decode(grpc_byte_buffer *buffer, const ProtobufCMessageDescriptor *type,
+                                struct wire_arena *arena, struct rpc_message *ret_message, struct tally_error *err);
 
 /* A message as protobuf-c's own: to be freed with protobuf_c_message_free_unpacked(m, NULL). NULL: out of memory. */
 ProtobufCMessage *rpc_message_copy(const struct rpc_message *message);
@@ -54,22 +56,25 @@ ProtobufCMessage *rpc_message_copy(const struct rpc_message *message);
 
 /* "/package.Service/Method"; NULL: no such method. The index of the method goes to ret_index. */
 #define RPC_PATH_MAX 192
-tally_status rpc_method_path(const ProtobufCServiceDescriptor *service, const char *method, char path[RPC_PATH_MAX], unsigned *ret_index,
-                             struct tally_error *err);
+tally_status rpc_method_path(const ProtobufCServiceDescriptor *service, const char *method, char path[RPC_PATH_MAX],
+                             unsigned *ret_index, struct tally_error *err);
 
-/* A stream of which no batch has been started. path is copied. Takes over call. receives may be NULL where nothing is read. */
+/* A stream of which no batch has been started. path is copied. Takes over call. receives may be NULL where nothing is
+ * read. */
 struct rpc_stream *rpc_stream_create(struct rpc_queue *queue, grpc_call *call, bool server, const char *path,
                                      const ProtobufCMessageDescriptor *receives);
 /* Before the first batch, or in accept. */
 tally_status rpc_stream_configure(struct rpc_stream *stream, const struct rpc_stream_events *events, void *user,
                                   const struct rpc_stream_options *options);
-/* Client: queues a first message and a close before the start, so that all goes in one batch. request may be NULL: a stream. */
-tally_status rpc_stream_start_client(struct rpc_stream *stream, const ProtobufCMessage *request, int64_t timeout_ms, bool wait_for_ready,
-                                     struct tally_error *err);
+/* Client: queues a first message and a close before the start, so that all goes in one batch. request may be NULL: a
+ * stream. */
+tally_status rpc_stream_start_client(struct rpc_stream *stream, const ProtobufCMessage *request, int64_t timeout_ms,
+                                     bool wait_for_ready, struct tally_error *err);
 /* Server: waits for the end; ended(context) is called behind on_end. */
 void rpc_stream_start_server(struct rpc_stream *stream, void (*ended)(void *context), void *context);
 /* Server: runs a handler on a stream; buffer is the first message (taken over) of on_request. */
-void rpc_stream_dispatch(struct rpc_stream *stream, const struct rpc_method *method, void *user, grpc_byte_buffer *buffer);
+void rpc_stream_dispatch(struct rpc_stream *stream, const struct rpc_method *method, void *user,
+                         grpc_byte_buffer *buffer);
 
 /* ---- channels and addresses ---- */
 
@@ -81,24 +86,26 @@ grpc_arg rpc_int_arg(const char *key, int value);
 #define RPC_TARGET_MAX 512
 struct rpc_address {
     bool is_unix;
-    char path[108];  /* UNIX */
-    char host[128];  /* else, without brackets */
+    char path[108]; /* UNIX */
+    char host[128]; /* else, without brackets */
     unsigned port;
 };
 tally_status rpc_address_parse(const char *text, struct rpc_address *ret_address, struct tally_error *err);
 /* What gRPC understands. */
 void rpc_address_target(const struct rpc_address *address, char target[RPC_TARGET_MAX]);
 /*
- * Whether a server may listen there: tries bind() for the reason that gRPC does not give, and removes a socket file that nobody listens on.
- * ret_target is what to give to gRPC: a numeric address.
+ * Whether a server may listen there: tries bind() for the reason that gRPC does not give, and removes a socket file
+ * that nobody listens on. ret_target is what to give to gRPC: a numeric address.
  */
-tally_status rpc_address_probe(const struct rpc_address *address, bool allow_network, char ret_target[RPC_TARGET_MAX], struct tally_error *err);
+tally_status rpc_address_probe(const struct rpc_address *address, bool allow_network, char ret_target[RPC_TARGET_MAX],
+                               struct tally_error *err);
 
 /* ---- built-in services ---- */
 
 struct rpc_health;
 struct rpc_health *rpc_health_new(void);
-tally_status rpc_health_add(struct rpc_health *health, struct rpc_server *server, struct rpc_queue *queue, struct tally_error *err);
+tally_status rpc_health_add(struct rpc_health *health, struct rpc_server *server, struct rpc_queue *queue,
+                            struct tally_error *err);
 /* false: no memory for another name. */
 bool rpc_health_set(struct rpc_health *health, const char *service, bool serving);
 /* Tells everybody NOT_SERVING and ends the watches. */
@@ -110,11 +117,13 @@ struct rpc_descriptors;
 tally_status rpc_descriptors_new(struct rpc_descriptors **ret_descriptors, struct tally_error *err);
 void rpc_descriptors_free(struct rpc_descriptors *descriptors);
 /* Whether the .proto declares a stream of requests; false if the method is not in the set. */
-bool rpc_descriptors_method(const struct rpc_descriptors *descriptors, const char *service, const char *method, bool *ret_client_streaming);
+bool rpc_descriptors_method(const struct rpc_descriptors *descriptors, const char *service, const char *method,
+                            bool *ret_client_streaming);
 
 struct rpc_reflection;
 struct rpc_reflection *rpc_reflection_new(const struct rpc_descriptors *descriptors);
-tally_status rpc_reflection_add(struct rpc_reflection *reflection, struct rpc_server *server, struct rpc_queue *queue, struct tally_error *err);
+tally_status rpc_reflection_add(struct rpc_reflection *reflection, struct rpc_server *server, struct rpc_queue *queue,
+                                struct tally_error *err);
 /* Ends what is open. */
 void rpc_reflection_stop(struct rpc_reflection *reflection);
 void rpc_reflection_free(struct rpc_reflection *reflection);

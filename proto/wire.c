@@ -106,7 +106,8 @@ static bool skip_field(struct cursor *c, unsigned wire_type)
     }
 }
 
-enum wire_payload wire_find_payload(wire_next next, void *context, size_t total, uint32_t field, size_t *ret_header, size_t *ret_begin)
+enum wire_payload wire_find_payload(wire_next next, void *context, size_t total, uint32_t field, size_t *ret_header,
+                                    size_t *ret_begin)
 {
     struct cursor c = {.next = next, .context = context, .total = total};
     while (c.offset < total) {
