@@ -28,15 +28,18 @@ static const struct option_spec option_specs[] = {
 
 const struct command commands[] = {
     {"run", "JOB", "train on a private cluster on this machine, from start to result", "DMSOoqh",
-     "Starts a coordinator, shards and workers as processes of this machine, trains the job, writes the results and ends them again.\n"
+     "Starts a coordinator, shards and workers as processes of this machine, trains the job, writes the results and "
+     "ends them again.\n"
      "Ctrl-C stops the job and keeps the weights of its last whole step; a second Ctrl-C ends at once.",
      "tally run examples/fashion_cnn.yaml --data 2 --shards 2 --set train.epochs=1", command_run},
     {"validate", "JOB", "check a job file, its model and its data", "DMSoh",
-     "Says nothing but `ok` if the job would be taken, else where it is wrong and what was expected. With -o yaml or json: the whole spec, every default\n"
+     "Says nothing but `ok` if the job would be taken, else where it is wrong and what was expected. With -o yaml or "
+     "json: the whole spec, every default\n"
      "filled in.",
      "tally validate job.yaml", command_validate},
     {"plan", "JOB", "show what each part would do: layers, shapes, memory, slices, micro-batches", "DMSoh",
-     "Makes the plan that `tally run` would make, and prints it without running anything.", "tally plan job.yaml --data 3", command_plan},
+     "Makes the plan that `tally run` would make, and prints it without running anything.",
+     "tally plan job.yaml --data 3", command_plan},
     {"schema", "[KEY]", "list every field of a job file with type, default and meaning", "oh",
      "With KEY, only that field and those below it.", "tally schema train.optimizer", command_schema},
 };
@@ -54,8 +57,8 @@ void command_help(const struct command *command)
             continue;
         char left[64];
         bool has_short = o->letter >= 'a' && o->letter <= 'z';
-        snprintf(left, sizeof left, "%c%c%s--%s%s%s", has_short ? '-' : ' ', has_short ? o->letter : ' ', has_short ? ", " : "  ", o->name,
-                 o->value ? " " : "", o->value ? o->value : "");
+        snprintf(left, sizeof left, "%c%c%s--%s%s%s", has_short ? '-' : ' ', has_short ? o->letter : ' ',
+                 has_short ? ", " : "  ", o->name, o->value ? " " : "", o->value ? o->value : "");
         printf("  %-28s %s\n", left, o->help);
     }
     printf("\nexample:\n  %s\n", command->example);
@@ -73,13 +76,15 @@ static bool parse_count(const char *text, uint32_t max, uint32_t *ret_value)
     return true;
 }
 
-static int take_option(const struct command *command, const struct option_spec *o, const char *value, struct arguments *a)
+static int take_option(const struct command *command, const struct option_spec *o, const char *value,
+                       struct arguments *a)
 {
     switch (o->letter) {
     case 'D':
     case 'M':
         if (!parse_count(value, 1024, o->letter == 'D' ? &a->data : &a->shards)) {
-            fprintf(stderr, "tally %s: --%s: found `%s`, expected a whole number from 1 to 1024\n", command->name, o->name, value);
+            fprintf(stderr, "tally %s: --%s: found `%s`, expected a whole number from 1 to 1024\n", command->name,
+                    o->name, value);
             return EXIT_USAGE;
         }
         break;
@@ -144,9 +149,11 @@ int arguments_parse(const struct command *command, int argc, char **argv, struct
         if (letter == '?' || letter == ':') {
             const char *given = argv[optind - 1];
             if (letter == ':')
-                fprintf(stderr, "tally %s: %s needs a value (see `tally %s --help`)\n", command->name, given, command->name);
+                fprintf(stderr, "tally %s: %s needs a value (see `tally %s --help`)\n", command->name, given,
+                        command->name);
             else
-                fprintf(stderr, "tally %s: unknown option `%s` (see `tally %s --help`)\n", command->name, given, command->name);
+                fprintf(stderr, "tally %s: unknown option `%s` (see `tally %s --help`)\n", command->name, given,
+                        command->name);
             return EXIT_USAGE;
         }
         for (size_t i = 0; i < OPTION_COUNT; i++) {
@@ -160,11 +167,13 @@ int arguments_parse(const struct command *command, int argc, char **argv, struct
     if (optind < argc && command->operand)
         a.operand = argv[optind++];
     if (optind < argc) {
-        fprintf(stderr, "tally %s: unexpected `%s` (see `tally %s --help`)\n", command->name, argv[optind], command->name);
+        fprintf(stderr, "tally %s: unexpected `%s` (see `tally %s --help`)\n", command->name, argv[optind],
+                command->name);
         return EXIT_USAGE;
     }
     if (!a.help && !a.operand && command->operand && command->operand[0] != '[') {
-        fprintf(stderr, "tally %s: %s is missing (see `tally %s --help`)\n", command->name, command->operand, command->name);
+        fprintf(stderr, "tally %s: %s is missing (see `tally %s --help`)\n", command->name, command->operand,
+                command->name);
         return EXIT_USAGE;
     }
     *ret_arguments = a;
@@ -179,6 +188,7 @@ int exit_code_of(tally_status status)
     case TALLY_EINVAL:
     case TALLY_EEXIST:
     case TALLY_EUNSUPPORTED:
+    case TALLY_ESTATE:
         return EXIT_USAGE;
     case TALLY_ENOTFOUND:
         return EXIT_NOT_FOUND;

@@ -1,8 +1,8 @@
 #ifndef CLIENT_COMMAND_H
 #define CLIENT_COMMAND_H
 /*
- * The commands of the CLI: a table (command.c) of names, options, help and functions. Options are data too, so that --help says exactly what is parsed.
- * Results go to stdout; messages, progress and errors to stderr.
+ * The commands of the CLI: a table (command.c) of names, options, help and functions. Options are data too, so that
+ * --help says exactly what is parsed. Results go to stdout; messages, progress and errors to stderr.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,10 +40,10 @@ struct arguments {
 
 struct command {
     const char *name;
-    const char *operand;         /* "JOB", "[KEY]", or NULL; in brackets: may be left out */
-    const char *summary;         /* one line */
-    const char *options;         /* the letters of option_specs that it takes */
-    const char *description;     /* paragraphs for --help */
+    const char *operand;     /* "JOB", "[KEY]", or NULL; in brackets: may be left out */
+    const char *summary;     /* one line */
+    const char *options;     /* the letters of option_specs that it takes */
+    const char *description; /* paragraphs for --help */
     const char *example;
     int (*run)(const struct arguments *arguments);
 };
@@ -56,7 +56,8 @@ int command_validate(const struct arguments *arguments);
 int command_plan(const struct arguments *arguments);
 int command_schema(const struct arguments *arguments);
 
-/* argv without the program and the command. On a usage error writes what is wrong to stderr and returns EXIT_USAGE, else EXIT_DONE. */
+/* argv without the program and the command. On a usage error writes what is wrong to stderr and returns EXIT_USAGE,
+ * else EXIT_DONE. */
 int arguments_parse(const struct command *command, int argc, char **argv, struct arguments *ret_arguments);
 void command_help(const struct command *command);
 

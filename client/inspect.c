@@ -55,7 +55,8 @@ int command_schema(const struct arguments *arguments)
 {
     struct tally_error err = {0};
     const ProtobufCMessageDescriptor *type = &tally__v1__job_spec__descriptor;
-    tally_status status = arguments->format == OUTPUT_JSON || arguments->format == OUTPUT_YAML ? spec_schema_json(stdout, type, arguments->operand, &err)
-                                                                                              : spec_schema_print(stdout, type, arguments->operand, &err);
+    tally_status status = arguments->format == OUTPUT_JSON || arguments->format == OUTPUT_YAML
+                              ? spec_schema_json(stdout, type, arguments->operand, &err)
+                              : spec_schema_print(stdout, type, arguments->operand, &err);
     return end(status, &err);
 }

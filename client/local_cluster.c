@@ -67,7 +67,8 @@ static tally_status find_binary(const char *folder, const char *name, char **ret
         }
         free(path);
     }
-    tally_status status = tally_fail(err, TALLY_EIO, "%s is not beside %s: expected %s/%s or %s/../%s/%s", name, self, dir, name, dir, folder, name);
+    tally_status status = tally_fail(err, TALLY_EIO, "%s is not beside %s: expected %s/%s or %s/../%s/%s", name, self,
+                                     dir, name, dir, folder, name);
     free(dir);
     return status;
 }
@@ -140,7 +141,8 @@ static void on_child_exit(uv_process_t *process, int64_t status, int signal_numb
 /* ---- starting ---- */
 
 /* args: NULL-terminated, behind the program's name. */
-static tally_status spawn(struct local_cluster *cluster, const char *program, const char *role, const char *name, char **args, struct tally_error *err)
+static tally_status spawn(struct local_cluster *cluster, const char *program, const char *role, const char *name,
+                          char **args, struct tally_error *err)
 {
     struct child *child = &cluster->children[cluster->count];
     *child = (struct child){.cluster = cluster};
@@ -184,7 +186,8 @@ static tally_status spawn_coordinator(struct local_cluster *cluster, struct tall
 {
     char state[96];
     snprintf(state, sizeof state, "%s/state", cluster->dir);
-    char *args[] = {cluster->server, "coordinator", "--listen", cluster->address, "--state", state, "--die-with-parent", NULL};
+    char *args[] = {cluster->server, "coordinator", "--listen",          cluster->address,
+                    "--state",       state,         "--die-with-parent", NULL};
     return spawn(cluster, cluster->server, "coordinator", "coordinator", args, err);
 }
 
@@ -194,9 +197,14 @@ static tally_status spawn_node(struct local_cluster *cluster, bool shard, uint32
     char listen_at[96];
     snprintf(name, sizeof name, "%c%u", shard ? 's' : 'w', index);
     snprintf(listen_at, sizeof listen_at, "unix:%s/%s.sock", cluster->dir, name);
-    char *shard_args[] = {cluster->server, "shard", "--name", name, "--listen", listen_at, "--coordinator", cluster->address, "--die-with-parent", NULL};
-    char *worker_args[] = {cluster->worker, "--name", name, "--listen", listen_at, "--coordinator", cluster->address, "--die-with-parent", NULL};
-    return shard ? spawn(cluster, cluster->server, "shard", name, shard_args, err) : spawn(cluster, cluster->worker, "worker", name, worker_args, err);
+    char *shard_args[] = {cluster->server,     "shard",   "--name",        name,
+                          "--listen",          listen_at, "--coordinator", cluster->address,
+                          "--die-with-parent", NULL};
+    char *worker_args[] = {
+        cluster->worker,     "--name", name, "--listen", listen_at, "--coordinator", cluster->address,
+        "--die-with-parent", NULL};
+    return shard ? spawn(cluster, cluster->server, "shard", name, shard_args, err)
+                 : spawn(cluster, cluster->worker, "worker", name, worker_args, err);
 }
 
 static bool takes_connections(const char *socket_path)
@@ -244,8 +252,9 @@ static tally_status make_dir(struct local_cluster *cluster, struct tally_error *
     return TALLY_OK;
 }
 
-tally_status local_cluster_start(uv_loop_t *loop, const struct local_cluster_options *options, local_cluster_exit on_exit, void *user,
-                                 struct local_cluster **ret_cluster, struct tally_error *err)
+tally_status local_cluster_start(uv_loop_t *loop, const struct local_cluster_options *options,
+                                 local_cluster_exit on_exit, void *user, struct local_cluster **ret_cluster,
+                                 struct tally_error *err)
 {
     size_t children = 1 + (size_t)options->workers + options->shards;
     struct local_cluster *cluster = calloc(1, sizeof *cluster + children * sizeof cluster->children[0]);

@@ -9,13 +9,16 @@
 
 static void usage(FILE *out)
 {
-    fprintf(out, "usage: tally COMMAND [options]\n\nTally trains models with workers and parameter servers.\n\ncommands:\n");
+    fprintf(out,
+            "usage: tally COMMAND [options]\n\nTally trains models with workers and parameter servers.\n\ncommands:\n");
     for (size_t i = 0; i < command_count; i++) {
         char left[32];
-        snprintf(left, sizeof left, "%s%s%s", commands[i].name, commands[i].operand ? " " : "", commands[i].operand ? commands[i].operand : "");
+        snprintf(left, sizeof left, "%s%s%s", commands[i].name, commands[i].operand ? " " : "",
+                 commands[i].operand ? commands[i].operand : "");
         fprintf(out, "  %-16s %s\n", left, commands[i].summary);
     }
-    fprintf(out, "\n`tally COMMAND --help` tells more. Exit status: 0 done, 1 internal error, 2 usage or a refused job file, 3 job failed, 4 job stopped,\n"
+    fprintf(out, "\n`tally COMMAND --help` tells more. Exit status: 0 done, 1 internal error, 2 usage or a refused job "
+                 "file, 3 job failed, 4 job stopped,\n"
                  "5 not found, 6 unreachable or timed out, 7 denied.\n");
 }
 
@@ -35,7 +38,8 @@ static int unknown_command(const char *name)
     for (size_t i = 0; i < command_count && n < sizeof names / sizeof names[0]; i++)
         names[n++] = commands[i].name;
     const char *nearest = spec_nearest(name, names, n);
-    fprintf(stderr, "tally: no command `%s`%s%s%s (see `tally --help`)\n", name, nearest ? "; did you mean `" : "", nearest ? nearest : "", nearest ? "`?" : "");
+    fprintf(stderr, "tally: no command `%s`%s%s%s (see `tally --help`)\n", name, nearest ? "; did you mean `" : "",
+            nearest ? nearest : "", nearest ? "`?" : "");
     return EXIT_USAGE;
 }
 

@@ -62,8 +62,9 @@ static size_t state_text(const struct run_progress *p, char *text, size_t size)
     double rate = p->recent_per_second > 0 ? p->recent_per_second : p->samples_per_second;
     grouped(rate, rate_text);
     eta_text(p, rate, eta);
-    int n = snprintf(text, size, "step %llu/%llu  epoch %llu  loss %.4f  %s samples/s  ETA %s", (unsigned long long)p->step, (unsigned long long)p->steps,
-                     (unsigned long long)p->epoch, p->loss, rate_text, eta);
+    int n =
+        snprintf(text, size, "step %llu/%llu  epoch %llu  loss %.4f  %s samples/s  ETA %s", (unsigned long long)p->step,
+                 (unsigned long long)p->steps, (unsigned long long)p->epoch, p->loss, rate_text, eta);
     if (p->has_eval && n > 0 && (size_t)n < size) {
         if (p->eval_accuracy >= 0)
             n += snprintf(text + n, size - (size_t)n, "  test accuracy %.4f", p->eval_accuracy);
@@ -87,7 +88,8 @@ static void draw_bar(struct progress *progress, const struct run_progress *p)
     for (size_t i = 0; i < bar; i++)
         line[i] = i < full ? '#' : '.';
     line[bar] = '\0';
-    fprintf(stderr, "\r\033[K%s%s%s%.*s", bar ? "[" : "", line, bar ? "] " : "", (int)(columns > 1 ? columns - 1 : 1), state);
+    fprintf(stderr, "\r\033[K%s%s%s%.*s", bar ? "[" : "", line, bar ? "] " : "", (int)(columns > 1 ? columns - 1 : 1),
+            state);
     progress->drawn = true;
 }
 

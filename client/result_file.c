@@ -43,8 +43,8 @@ static void on_chunk(struct rpc_stream *stream, const struct rpc_message *messag
     if (f->failure.code != TALLY_OK)
         return;
     if (chunk->offset != f->received) {
-        tally_fail(&err, TALLY_EINTERNAL, "a chunk of the result begins at %llu, expected %llu", (unsigned long long)chunk->offset,
-                   (unsigned long long)f->received);
+        tally_fail(&err, TALLY_EINTERNAL, "a chunk of the result begins at %llu, expected %llu",
+                   (unsigned long long)chunk->offset, (unsigned long long)f->received);
         give_up(f, &err);
         return;
     }
@@ -78,7 +78,8 @@ static tally_status check_sum(const struct result_file *f, struct tally_error *e
     if (status == TALLY_OK)
         status = sha256_hex(map.data + 8 + header, map.bytes - 8 - header, hex, err);
     if (status == TALLY_OK && strcmp(hex, f->sha256) != 0)
-        status = tally_fail(err, TALLY_EINTERNAL, "%s: the weights' SHA-256 is %s, the coordinator says %s", f->path, hex, f->sha256);
+        status = tally_fail(err, TALLY_EINTERNAL, "%s: the weights' SHA-256 is %s, the coordinator says %s", f->path,
+                            hex, f->sha256);
     file_map_close(&map);
     return status;
 }
@@ -89,7 +90,8 @@ static void on_end(struct rpc_stream *stream, const struct tally_error *end, voi
     (void)stream;
     struct tally_error err = f->failure.code != TALLY_OK ? f->failure : *end;
     if (err.code == TALLY_OK && (f->received != f->total || f->total == 0))
-        tally_fail(&err, TALLY_EINTERNAL, "the result ended at byte %llu of %llu", (unsigned long long)f->received, (unsigned long long)f->total);
+        tally_fail(&err, TALLY_EINTERNAL, "the result ended at byte %llu of %llu", (unsigned long long)f->received,
+                   (unsigned long long)f->total);
     if (err.code == TALLY_OK)
         file_atomic_commit(f->out, &err);
     if (err.code == TALLY_OK)
@@ -99,8 +101,9 @@ static void on_end(struct rpc_stream *stream, const struct tally_error *end, voi
     result_file_free(f);
 }
 
-tally_status result_file_get(struct rpc_channel *channel, struct rpc_queue *queue, uint64_t job, const char *name, const char *path, const char *sha256,
-                             result_file_done done, void *user, struct result_file **ret_file, struct tally_error *err)
+tally_status result_file_get(struct rpc_channel *channel, struct rpc_queue *queue, uint64_t job, const char *name,
+                             const char *path, const char *sha256, result_file_done done, void *user,
+                             struct result_file **ret_file, struct tally_error *err)
 {
     static const struct rpc_stream_events events = {.on_message = on_chunk, .on_end = on_end};
     struct rpc_stream_options options = {.credits = CHUNK_CREDITS};
@@ -111,9 +114,11 @@ tally_status result_file_get(struct rpc_channel *channel, struct rpc_queue *queu
     f->user = user;
     f->path = strdup(path);
     snprintf(f->sha256, sizeof f->sha256, "%s", sha256);
-    tally_status status = f->path ? file_atomic_open(path, 0644, &f->out, err) : tally_fail(err, TALLY_ENOMEM, "no memory");
+    tally_status status =
+        f->path ? file_atomic_open(path, 0644, &f->out, err) : tally_fail(err, TALLY_ENOMEM, "no memory");
     if (status == TALLY_OK)
-        status = rpc_stream_open(channel, queue, &tally__v1__jobs__descriptor, "Results", &events, f, &options, &f->stream, err);
+        status = rpc_stream_open(channel, queue, &tally__v1__jobs__descriptor, "Results", &events, f, &options,
+                                 &f->stream, err);
     if (status != TALLY_OK) {
         result_file_free(f);
         return status;

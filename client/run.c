@@ -1,8 +1,9 @@
 /*
- * DESIGN. `tally run`: one loop, one thread. The job file is read and checked, the results' folder made, a private cluster started; then
- * a session goes submit -> watch -> (results) -> done, driven by RPC callbacks. Two things can end it early: Ctrl-C (asks the coordinator to stop the job, a second
- * one gives up) and a process of the cluster that ends. The coordinator is told of a lost node by its connection and says so in the job's reason;
- * the client only decides itself where the coordinator cannot: it is the one that died, or it has said nothing for a while.
+ * DESIGN. `tally run`: one loop, one thread. The job file is read and checked, the results' folder made, a private
+ * cluster started; then a session goes submit -> watch -> (results) -> done, driven by RPC callbacks. Two things can
+ * end it early: Ctrl-C (asks the coordinator to stop the job, a second one gives up) and a process of the cluster that
+ * ends. The coordinator is told of a lost node by its connection and says so in the job's reason; the client only
+ * decides itself where the coordinator cannot: it is the one that died, or it has said nothing for a while.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -24,7 +25,8 @@
 
 #define TICK_MS 100
 #define SUBMIT_TIMEOUT_MS 30000
-/* A process that ends without the coordinator noticing (it never registered): how long the coordinator has to say something better. */
+/* A process that ends without the coordinator noticing (it never registered): how long the coordinator has to say
+ * something better. */
 #define EXIT_GRACE_NS (INT64_C(3) * 1000000000)
 /* From the stop to STOPPED: the weights are collected and written. */
 #define STOP_TIMEOUT_NS (INT64_C(120) * 1000000000)
@@ -42,8 +44,8 @@ struct run {
     struct progress progress;
     const struct job_file *job;
 
-    uint64_t id;        /* 0: not submitted yet */
-    uint64_t last_seq;  /* of the events */
+    uint64_t id;              /* 0: not submitted yet */
+    uint64_t last_seq;        /* of the events */
     Tally__V1__Job *last_job; /* the answer to Get, once it has ended */
     bool has_weights;
     bool interrupted;
@@ -97,7 +99,8 @@ static void end_unreachable(struct run *run, const char *what, const struct tall
 
 static bool is_terminal(Tally__V1__JobState state)
 {
-    return state == TALLY__V1__JOB_STATE__SUCCEEDED || state == TALLY__V1__JOB_STATE__FAILED || state == TALLY__V1__JOB_STATE__STOPPED;
+    return state == TALLY__V1__JOB_STATE__SUCCEEDED || state == TALLY__V1__JOB_STATE__FAILED ||
+           state == TALLY__V1__JOB_STATE__STOPPED;
 }
 
 /* ---- results ---- */
@@ -134,8 +137,8 @@ static void on_last_job(const struct tally_error *end, const struct rpc_message 
         end_error(run, &err);
     } else if (!run->last_job->weights_sha256[0]) {
         end_run(run); /* it left none */
-    } else if (result_file_get(run->channel, run->queue, run->id, "model.safetensors", run_output_weights(run->output), run->last_job->weights_sha256,
-                               on_result_file, run, &run->file, &err) != TALLY_OK) {
+    } else if (result_file_get(run->channel, run->queue, run->id, "model.safetensors", run_output_weights(run->output),
+                               run->last_job->weights_sha256, on_result_file, run, &run->file, &err) != TALLY_OK) {
         end_error(run, &err);
     }
 }
@@ -145,7 +148,8 @@ static void job_ended(struct run *run)
     struct tally_error err = {0};
     Tally__V1__JobRef request = TALLY__V1__JOB_REF__INIT;
     request.id = run->id;
-    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Get", &request.base, NULL, on_last_job, run, NULL, &err) != TALLY_OK)
+    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Get", &request.base, NULL, on_last_job, run,
+                  NULL, &err) != TALLY_OK)
         end_error(run, &err);
 }
 
@@ -200,7 +204,8 @@ static void watch(struct run *run)
     Tally__V1__WatchRequest request = TALLY__V1__WATCH_REQUEST__INIT;
     request.job = run->id;
     request.after = run->last_seq;
-    if (rpc_stream_open(run->channel, run->queue, &tally__v1__jobs__descriptor, "Watch", &events, run, &options, &stream, &err) != TALLY_OK ||
+    if (rpc_stream_open(run->channel, run->queue, &tally__v1__jobs__descriptor, "Watch", &events, run, &options,
+                        &stream, &err) != TALLY_OK ||
         rpc_stream_send(stream, &request.base, &err) != TALLY_OK) {
         end_error(run, &err);
         return;
@@ -225,7 +230,8 @@ static void ask_stop(struct run *run)
     request.job = run->id;
     request.reason = "interrupted";
     run->stop_deadline_ns = tally_now_ns() + STOP_TIMEOUT_NS;
-    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Stop", &request.base, NULL, on_stop_answer, run, NULL, &err) != TALLY_OK)
+    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Stop", &request.base, NULL, on_stop_answer,
+                  run, NULL, &err) != TALLY_OK)
         end_error(run, &err);
 }
 
@@ -281,7 +287,8 @@ static tally_status submit(struct run *run, struct tally_error *err)
     request.spec = (Tally__V1__JobSpec *)job_file_spec(run->job); /* only read */
     request.facts = (Tally__V1__DataFacts *)job_file_facts(run->job);
     struct rpc_stream_options options = {.timeout_ms = SUBMIT_TIMEOUT_MS, .wait_for_ready = true};
-    return rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Submit", &request.base, &options, on_submitted, run, NULL, err);
+    return rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Submit", &request.base, &options,
+                     on_submitted, run, NULL, err);
 }
 
 /* ---- the clock ---- */
@@ -335,7 +342,8 @@ static void close_session(struct run *run)
 static tally_status open_session(struct run *run, struct tally_error *err)
 {
     const Tally__V1__JobSpec *spec = job_file_spec(run->job);
-    uint32_t pipeline = spec->parallel->pipeline && spec->parallel->pipeline->has_stages ? spec->parallel->pipeline->stages : 1;
+    uint32_t pipeline =
+        spec->parallel->pipeline && spec->parallel->pipeline->has_stages ? spec->parallel->pipeline->stages : 1;
     uint32_t tensor = spec->parallel->tensor ? spec->parallel->tensor->size : 1;
     struct local_cluster_options options = {
         .workers = spec->parallel->data->count * pipeline * tensor,
@@ -363,7 +371,9 @@ static int finish(struct run *run, enum output_format format)
     if (err.code == TALLY_OK)
         run_output_flush(run->output, &err);
     struct tally_error summary_err = {0};
-    if (run_output_summary(run->output, run->state, run->reason, run->last_job, run->has_weights, &summary_err) != TALLY_OK && err.code == TALLY_OK)
+    if (run_output_summary(run->output, run->state, run->reason, run->last_job, run->has_weights, &summary_err) !=
+            TALLY_OK &&
+        err.code == TALLY_OK)
         err = summary_err;
     if (err.code == TALLY_OK)
         run_output_print(run->output, format, &err);

@@ -22,11 +22,11 @@ struct run_output {
     FILE *metrics;
     struct run_progress progress;
     int64_t started_unix_ms;
-    int64_t first_us, last_us;       /* of steps, on the shard's clock */
-    int64_t evaluating_us;           /* between two steps with an evaluation between them */
-    uint64_t timed_samples;          /* of the steps behind the first, where no evaluation came between */
-    bool evaluated;                  /* since the last step */
-    int64_t recent_us;               /* the window of recent_per_second */
+    int64_t first_us, last_us; /* of steps, on the shard's clock */
+    int64_t evaluating_us;     /* between two steps with an evaluation between them */
+    uint64_t timed_samples;    /* of the steps behind the first, where no evaluation came between */
+    bool evaluated;            /* since the last step */
+    int64_t recent_us;         /* the window of recent_per_second */
     uint64_t recent_samples;
     json_t *summary;
     char state_text[16];
@@ -34,7 +34,8 @@ struct run_output {
 
 const char *job_state_text(Tally__V1__JobState state)
 {
-    const ProtobufCEnumValue *value = protobuf_c_enum_descriptor_get_value(&tally__v1__job_state__descriptor, (int)state);
+    const ProtobufCEnumValue *value =
+        protobuf_c_enum_descriptor_get_value(&tally__v1__job_state__descriptor, (int)state);
     return value ? value->name : "UNKNOWN";
 }
 
@@ -83,7 +84,8 @@ static void remove_old(const struct run_output *o)
     }
 }
 
-tally_status run_output_open(const char *dir, const Tally__V1__JobSpec *spec, struct run_output **ret_output, struct tally_error *err)
+tally_status run_output_open(const char *dir, const Tally__V1__JobSpec *spec, struct run_output **ret_output,
+                             struct tally_error *err)
 {
     struct run_output *o = calloc(1, sizeof *o);
     if (!o)
@@ -200,9 +202,11 @@ static int write_step(struct run_output *o, const Tally__V1__Event *event)
     char loss[32];
     char lr[32];
     count_step(o, s);
-    return fprintf(o->metrics, "{\"step\":%llu,\"epoch\":%llu,\"loss\":%s,\"samples\":%llu,\"lr\":%s,\"time\":%lld.%03d}\n", (unsigned long long)s->step,
-                   (unsigned long long)s->epoch, json_double(s->loss, loss), (unsigned long long)s->samples, json_double(s->lr, lr),
-                   (long long)(event->unix_ms / 1000), (int)(event->unix_ms % 1000));
+    return fprintf(o->metrics,
+                   "{\"step\":%llu,\"epoch\":%llu,\"loss\":%s,\"samples\":%llu,\"lr\":%s,\"time\":%lld.%03d}\n",
+                   (unsigned long long)s->step, (unsigned long long)s->epoch, json_double(s->loss, loss),
+                   (unsigned long long)s->samples, json_double(s->lr, lr), (long long)(event->unix_ms / 1000),
+                   (int)(event->unix_ms % 1000));
 }
 
 static int write_eval(struct run_output *o, const Tally__V1__Event *event)
@@ -214,8 +218,8 @@ static int write_eval(struct run_output *o, const Tally__V1__Event *event)
     o->progress.has_eval = true;
     o->progress.eval_loss = e->loss;
     o->progress.eval_accuracy = e->accuracy;
-    int n = fprintf(o->metrics, "{\"step\":%llu,\"epoch\":%llu,\"eval\":{\"loss\":%s", (unsigned long long)e->step, (unsigned long long)e->epoch,
-                    json_double(e->loss, loss));
+    int n = fprintf(o->metrics, "{\"step\":%llu,\"epoch\":%llu,\"eval\":{\"loss\":%s", (unsigned long long)e->step,
+                    (unsigned long long)e->epoch, json_double(e->loss, loss));
     if (n >= 0 && e->accuracy >= 0)
         n = fprintf(o->metrics, ",\"accuracy\":%s", json_double(e->accuracy, accuracy));
     if (n >= 0)
@@ -256,8 +260,8 @@ static void set_mesh(json_t *summary, const Tally__V1__Job *job)
     if (!gang)
         return;
     json_object_set_new(summary, "mesh",
-                        json_pack("{s:i, s:i, s:i, s:i}", "data", (int)gang->data, "pipeline", (int)gang->pipeline, "tensor", (int)gang->tensor, "shards",
-                                  (int)gang->n_shards));
+                        json_pack("{s:i, s:i, s:i, s:i}", "data", (int)gang->data, "pipeline", (int)gang->pipeline,
+                                  "tensor", (int)gang->tensor, "shards", (int)gang->n_shards));
     json_object_set_new(summary, "isa", json_string(gang->isa));
 }
 
@@ -266,7 +270,8 @@ static json_t *number(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-static json_t *make_summary(struct run_output *o, const char *state, const char *reason, const Tally__V1__Job *job, bool weights)
+static json_t *make_summary(struct run_output *o, const char *state, const char *reason, const Tally__V1__Job *job,
+                            bool weights)
 {
     const struct run_progress *p = &o->progress;
     json_t *s = json_object();
@@ -278,7 +283,8 @@ static json_t *make_summary(struct run_output *o, const char *state, const char 
     json_object_set_new(s, "epoch", json_integer((json_int_t)p->epoch));
     json_object_set_new(s, "samples", json_integer((json_int_t)p->samples));
     json_object_set_new(s, "seconds", json_real(p->seconds));
-    json_object_set_new(s, "samples_per_second", p->samples_per_second > 0 ? json_real(p->samples_per_second) : json_null());
+    json_object_set_new(s, "samples_per_second",
+                        p->samples_per_second > 0 ? json_real(p->samples_per_second) : json_null());
     json_object_set_new(s, "total_seconds", json_real((double)(tally_unix_ms() - o->started_unix_ms) * 1e-3));
     if (p->step > 0)
         json_object_set_new(s, "loss", number(p->loss));
@@ -297,13 +303,14 @@ static json_t *make_summary(struct run_output *o, const char *state, const char 
     return s;
 }
 
-tally_status run_output_summary(struct run_output *o, Tally__V1__JobState state, const char *reason, const Tally__V1__Job *job, bool weights,
-                                struct tally_error *err)
+tally_status run_output_summary(struct run_output *o, Tally__V1__JobState state, const char *reason,
+                                const Tally__V1__Job *job, bool weights, struct tally_error *err)
 {
     snprintf(o->state_text, sizeof o->state_text, "%s", job_state_text(state));
     json_decref(o->summary);
     o->summary = make_summary(o, o->state_text, reason, job, weights);
-    char *text = o->summary ? json_dumps(o->summary, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(17)) : NULL;
+    char *text =
+        o->summary ? json_dumps(o->summary, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(17)) : NULL;
     char *path = path_join(o->dir, "summary.json");
     char *line = NULL;
     tally_status status = TALLY_OK;
@@ -321,7 +328,8 @@ static void print_table(const struct run_output *o)
 {
     const struct run_progress *p = &o->progress;
     printf("job            %s %s\n", o->name, o->state_text);
-    printf("steps          %llu of %llu in %.1f s", (unsigned long long)p->step, (unsigned long long)(p->steps ? p->steps : p->step), p->seconds);
+    printf("steps          %llu of %llu in %.1f s", (unsigned long long)p->step,
+           (unsigned long long)(p->steps ? p->steps : p->step), p->seconds);
     if (p->samples_per_second > 0)
         printf(", %.0f samples/s", p->samples_per_second);
     printf("\n");
@@ -341,7 +349,8 @@ static void print_yaml(const json_t *summary)
 {
     const char *key;
     json_t *value;
-    json_object_foreach ((json_t *)summary, key, value) {
+    json_object_foreach((json_t *)summary, key, value)
+    {
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
         printf("%s: %s\n", key, text ? text : "");
         free(text);

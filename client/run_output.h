@@ -1,8 +1,8 @@
 #ifndef CLIENT_RUN_OUTPUT_H
 #define CLIENT_RUN_OUTPUT_H
 /*
- * What a run leaves: DIR/job.yaml, metrics.jsonl, model.safetensors, summary.json, and logs/ of the processes. Events are counted here too: this
- * is where losses, evaluations and speed are known.
+ * What a run leaves: DIR/job.yaml, metrics.jsonl, model.safetensors, summary.json, and logs/ of the processes. Events
+ * are counted here too: this is where losses, evaluations and speed are known.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,9 +14,10 @@
 
 struct run_output;
 
-/* dir NULL: runs/NAME-N in the working directory, N the first that is free. An existing folder is used, and what an earlier run left in it is replaced.
- * Writes job.yaml. */
-tally_status run_output_open(const char *dir, const Tally__V1__JobSpec *spec, struct run_output **ret_output, struct tally_error *err);
+/* dir NULL: runs/NAME-N in the working directory, N the first that is free. An existing folder is used, and what an
+ * earlier run left in it is replaced. Writes job.yaml. */
+tally_status run_output_open(const char *dir, const Tally__V1__JobSpec *spec, struct run_output **ret_output,
+                             struct tally_error *err);
 /* Accepts NULL. Metrics are closed; what was written stays. */
 void run_output_close(struct run_output *output);
 
@@ -36,18 +37,18 @@ void run_output_set_steps(struct run_output *output, uint64_t steps);
 struct run_progress {
     uint64_t step, steps, epoch;
     double loss;
-    uint64_t samples;            /* trained on */
-    double samples_per_second;   /* first step to last, without evaluations; 0: not known yet */
-    double recent_per_second;    /* of the last second or so; 0: not known yet */
+    uint64_t samples;          /* trained on */
+    double samples_per_second; /* first step to last, without evaluations; 0: not known yet */
+    double recent_per_second;  /* of the last second or so; 0: not known yet */
     bool has_eval;
     double eval_loss, eval_accuracy; /* accuracy below 0: a loss without classes */
-    double seconds; /* first step to last, evaluations included */
+    double seconds;                  /* first step to last, evaluations included */
 };
 void run_output_progress(const struct run_output *output, struct run_progress *ret_progress);
 
 /* Writes summary.json. weights: the model.safetensors is there. job: the last that is known of it; may be NULL. */
-tally_status run_output_summary(struct run_output *output, Tally__V1__JobState state, const char *reason, const Tally__V1__Job *job, bool weights,
-                                struct tally_error *err);
+tally_status run_output_summary(struct run_output *output, Tally__V1__JobState state, const char *reason,
+                                const Tally__V1__Job *job, bool weights, struct tally_error *err);
 /* Prints the summary to stdout as the user asked. */
 tally_status run_output_print(struct run_output *output, enum output_format format, struct tally_error *err);
 
