@@ -435,7 +435,8 @@ static void run_pushes(struct fixture *f, struct oracle *oracle, uint64_t genera
             assert_true(update.loss_sum == node_sum(loss_of, step, root));
             assert_true(update.correct == node_sum(weight_of, step, root) / 2);
         }
-        push_noise(f, generation, step, oracle->leaves);
+        if (shard_store_version(f->store) < step)
+            push_noise(f, generation, step, oracle->leaves);
     }
 }
 
@@ -657,14 +658,16 @@ static void test_nan(void **state)
     struct shard_update update;
     float zeros[5000] = {0}, odd[5000] = {0};
     odd[0] = NAN;
-    for (uint32_t s = FIRST_SLICE; s < FIRST_SLICE + SLICES; s++)
+    for (uint32_t s = FIRST_SLICE; s < FIRST_SLICE + SLICES; s++) {
+        struct array arrays[2];
         for (int i = 0; i < 2; i++) {
-            struct array array = {1, slices[s - FIRST_SLICE].count * sizeof(float), i == 0 ? odd : zeros};
-            struct shard_push push = push_of(1, 1, leaf[i], s, &array);
+            arrays[i] = (struct array){1, slices[s - FIRST_SLICE].count * sizeof(float), i == 0 ? odd : zeros};
+            struct shard_push push = push_of(1, 1, leaf[i], s, &arrays[i]);
             push.weight = 1;
             push.loss_sum = (double)NAN;
             assert_int_equal(push_with(&f, push, &update, NULL), i == 0 ? SHARD_HELD : SHARD_UPDATED);
         }
+    }
     assert_true(isnan(update.loss_sum));
     size_t count;
     void *lease;
