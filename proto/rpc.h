@@ -129,10 +129,10 @@ struct rpc_stream_events {
     /* After a send was refused for want of room: there is room again. May be NULL. */
     void (*on_writable)(struct rpc_stream *stream, void *user);
     /*
-     * The last callback. Client: how the server ended the stream, or why it was lost (TALLY_OK, or the code and the
-     * server's text). Server: TALLY_OK: the status given to rpc_stream_finish has been sent; TALLY_ECANCELLED: the
-     * client cancelled, its deadline passed, or the connection was lost. Everything queued has been sent or dropped,
-     * and every payload's release will run or has run.
+     * The last callback; what was received before the end is delivered first, and needs credits. Client: how the server
+     * ended the stream, or why it was lost (TALLY_OK, or the code and the server's text). Server: TALLY_OK: the status
+     * given to rpc_stream_finish has been sent; TALLY_ECANCELLED: the client cancelled, its deadline passed, or the
+     * connection was lost. Everything queued has been sent or dropped, and every payload's release will run or has run.
      */
     void (*on_end)(struct rpc_stream *stream, const struct tally_error *end, void *user);
 };
@@ -179,8 +179,8 @@ void rpc_stream_grant(struct rpc_stream *stream, unsigned messages);
 void rpc_stream_close(struct rpc_stream *stream);
 
 /*
- * Server, once, on the stream's queue, inside on_open or after on_request and before finish: takes the stream up.
- * events are copied, options may be NULL. R3 holds from then on.
+ * Server, inside on_open or on_request (before it returns) and before finish: takes the stream up. events are copied,
+ * options may be NULL. R3 holds from then on.
  */
 void rpc_stream_accept(struct rpc_stream *stream, const struct rpc_stream_events *events, void *user,
                        const struct rpc_stream_options *options);

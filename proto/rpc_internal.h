@@ -112,14 +112,7 @@ bool rpc_health_set(struct rpc_health *health, const char *service, bool serving
 void rpc_health_stop(struct rpc_health *health);
 void rpc_health_free(struct rpc_health *health);
 
-struct rpc_descriptors;
-/* Parses the embedded descriptor set. */
-tally_status rpc_descriptors_new(struct rpc_descriptors **ret_descriptors, struct tally_error *err);
-void rpc_descriptors_free(struct rpc_descriptors *descriptors);
-/* Whether the .proto declares a stream of requests; false if the method is not in the set. */
-bool rpc_descriptors_method(const struct rpc_descriptors *descriptors, const char *service, const char *method,
-                            bool *ret_client_streaming);
-
+struct rpc_descriptors; /* descriptors.h */
 struct rpc_reflection;
 struct rpc_reflection *rpc_reflection_new(const struct rpc_descriptors *descriptors);
 tally_status rpc_reflection_add(struct rpc_reflection *reflection, struct rpc_server *server, struct rpc_queue *queue,
