@@ -1,14 +1,14 @@
 """Counts the tests in Bazel's build event file and prints `N passed, N failed`. usage: count_results.py EVENTS
 
-A cmocka program counts as its test functions, as its log tells; any other test program as one. A target that was not built counts as a failure.
+A cmocka or unittest program counts as its test functions, as its log tells; any other test program as one. A target that was not built counts as a failure.
 """
 import json
 import re
 import sys
 import urllib.parse
 
-PASSED = re.compile(r"\[  PASSED  \] (\d+) test\(s\)")
-FAILED = re.compile(r"\[  FAILED  \] \S+: (\d+) test\(s\)|\[  FAILED  \] (\d+) test\(s\)")
+PASSED = re.compile(r"\[  PASSED  \] (\d+) test\(s\)|^Ran (\d+) tests? in ", re.M)
+FAILED = re.compile(r"\[  FAILED  \] \S+: (\d+) test\(s\)|\[  FAILED  \] (\d+) test\(s\)|^FAILED \((?:failures|errors)=(\d+)", re.M)
 
 
 def log_counts(uri):
@@ -18,8 +18,8 @@ def log_counts(uri):
             text = log.read()
     except OSError:
         return 0, 0
-    passed = sum(int(n) for n in PASSED.findall(text))
-    failed = sum(int(a or b) for a, b in FAILED.findall(text))
+    passed = sum(int(a or b) for a, b in PASSED.findall(text))
+    failed = sum(int(next(filter(None, groups))) for groups in FAILED.findall(text))
     return passed, failed
 
 
