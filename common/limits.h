@@ -43,4 +43,51 @@
 /* A node that is not heard of for so long is lost; it beats three times as often. */
 #define TALLY_LEASE_MS 10000
 
+/* The first weights of the largest models take a while to make or read; then workers open (and decode) their data. */
+#define TALLY_START_TIMEOUT_MS 120000
+
+/* A node that was told to drop a job does so between two micro-batches; what takes longer is not waited for. */
+#define TALLY_END_TIMEOUT_MS 10000
+
+/* All workers have finished: the last reports are on their way, at most a report interval and a round trip behind. */
+#define TALLY_LAST_REPORTS_TIMEOUT_MS 30000
+
+/* A shard that sends nothing for so long while its weights are fetched is given up. */
+#define TALLY_FETCH_TIMEOUT_MS 30000
+
+/* Jobs that one coordinator keeps, ended ones too, and of these such as have not ended. A job's record takes about 1 KiB of memory, and a list of all fits a message. */
+#define TALLY_JOBS_MAX 10000
+#define TALLY_JOBS_LIVE_MAX 1000
+
+/* A packed job spec: it travels inside messages that add little to it. */
+#define TALLY_SPEC_MAX_BYTES (3u << 20)
+
+/* Workers and shards of one coordinator: each holds a stream and beats three times a lease. */
+#define TALLY_NODES_MAX 4096
+
+/* A node's name, address and activity, and a request's id, as the coordinator keeps them. */
+#define TALLY_NODE_NAME_MAX 64
+#define TALLY_NODE_ADDRESS_MAX 256
+#define TALLY_ACTIVITY_MAX 256
+#define TALLY_REQUEST_ID_MAX 64
+
+/* Streams that watch one coordinator's jobs, and result files being sent: each holds up to a megabyte of queued messages. */
+#define TALLY_WATCHERS_MAX 256
+#define TALLY_DOWNLOADS_MAX 32
+
+/* Events that travel and are stored as one piece; several make a message. */
+#define TALLY_EVENT_BATCH_MAX_BYTES (256u << 10)
+
+/* Events of a job that are kept in memory behind the newest for its watchers; who is further behind reads the store. */
+#define TALLY_EVENT_TAIL_BYTES (512u << 10)
+
+/* What may wait for the store's disk: more than ten seconds of the fastest job's events. Beyond it the disk is taken for stuck. */
+#define TALLY_STORE_QUEUE_BYTES (64u << 20)
+
+/* Micro-batches of one evaluation: their results are held until all are there. */
+#define TALLY_EVAL_MICRO_BATCHES_MAX (1u << 20)
+
+/* Results of evaluations under way that the coordinator holds for one job. */
+#define TALLY_EVAL_PENDING_BYTES (128u << 20)
+
 #endif

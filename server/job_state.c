@@ -22,80 +22,85 @@ struct cell {
 };
 
 /* What is not in the table changes nothing. */
-#define TO(next, what) {true, next, what}
+#define TO(next, what)                                                                                                 \
+    {                                                                                                                  \
+        true, next, what                                                                                               \
+    }
 
-static const struct cell table[JOB_PHASES][JOB_EVENTS] = {
-    [JOB_QUEUED] =
-        {
-            [JOB_EVENT_GANG] = TO(JOB_OPENING, OPEN | SET),
-            [JOB_EVENT_STOP] = TO(JOB_STOPPED, SET),
-            [JOB_EVENT_FAILED] = TO(JOB_FAILED, SET),
-        },
-    [JOB_OPENING] =
-        {
-            [JOB_EVENT_OPENED] = TO(JOB_ASSIGNING, ASSIGN | SET),
-            /* No weights are there to be kept. */
-            [JOB_EVENT_STOP] = TO(JOB_STOPPED, END_NODES | SET),
-            [JOB_EVENT_FAILED] = TO(JOB_FAILED, END_NODES | SET),
-            [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | SET),
-            [JOB_EVENT_DEADLINE] = TO(JOB_FAILED, END_NODES | SET),
-            [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
-        },
-    [JOB_ASSIGNING] =
-        {
-            [JOB_EVENT_STARTED] = TO(JOB_TRAINING, SET),
-            [JOB_EVENT_STOP] = TO(JOB_STOP_DRAINING, END_WORKERS | SET),
-            [JOB_EVENT_FAILED] = TO(JOB_FAIL_DRAINING, END_WORKERS | SET),
-            [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | SET),
-            [JOB_EVENT_DEADLINE] = TO(JOB_FAIL_DRAINING, END_WORKERS | SET),
-            [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
-        },
-    [JOB_TRAINING] =
-        {
-            [JOB_EVENT_TRAINED] = TO(JOB_COLLECTING, COLLECT | SET),
-            [JOB_EVENT_STOP] = TO(JOB_STOP_DRAINING, END_WORKERS | SET),
-            [JOB_EVENT_FAILED] = TO(JOB_FAIL_DRAINING, END_WORKERS | SET),
-            [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | SET),
-            [JOB_EVENT_DEADLINE] = TO(JOB_FAIL_DRAINING, END_WORKERS | SET),
-            [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
-        },
-    [JOB_COLLECTING] =
-        {
-            /* A stop comes too late, and workers have nothing more to do: neither spoils a job whose steps are all done. */
-            [JOB_EVENT_COLLECTED] = TO(JOB_SUCCEEDED, END_NODES | SET),
-            [JOB_EVENT_COLLECT_FAILED] = TO(JOB_FAILED, END_NODES | SET),
-            [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, CANCEL | END_NODES | SET),
-            [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
-        },
-    [JOB_STOP_DRAINING] =
-        {
-            [JOB_EVENT_DRAINED] = TO(JOB_STOP_KEEPING, COLLECT),
-            [JOB_EVENT_DEADLINE] = TO(JOB_STOP_KEEPING, COLLECT),
-            [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | SET),
-            [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
-        },
-    [JOB_STOP_KEEPING] =
-        {
-            [JOB_EVENT_COLLECTED] = TO(JOB_STOPPED, END_NODES),
-            [JOB_EVENT_COLLECT_FAILED] = TO(JOB_FAILED, END_NODES | SET),
-            [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, CANCEL | END_NODES | SET),
-            [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
-        },
-    [JOB_FAIL_DRAINING] =
-        {
-            /* The first failure is the reason; what it draws behind it is not. */
-            [JOB_EVENT_DRAINED] = TO(JOB_FAIL_KEEPING, COLLECT),
-            [JOB_EVENT_DEADLINE] = TO(JOB_FAIL_KEEPING, COLLECT),
-            [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | ADD),
-            [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, ADD),
-        },
-    [JOB_FAIL_KEEPING] =
-        {
-            [JOB_EVENT_COLLECTED] = TO(JOB_FAILED, END_NODES),
-            [JOB_EVENT_COLLECT_FAILED] = TO(JOB_FAILED, END_NODES | ADD),
-            [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, CANCEL | END_NODES | ADD),
-            [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, ADD),
-        },
+static const struct cell table[JOB_PHASES][JOB_EVENTS] =
+    {
+        [JOB_QUEUED] =
+            {
+                [JOB_EVENT_GANG] = TO(JOB_OPENING, OPEN | SET),
+                [JOB_EVENT_STOP] = TO(JOB_STOPPED, SET),
+                [JOB_EVENT_FAILED] = TO(JOB_FAILED, SET),
+            },
+        [JOB_OPENING] =
+            {
+                [JOB_EVENT_OPENED] = TO(JOB_ASSIGNING, ASSIGN | SET),
+                /* No weights are there to be kept. */
+                [JOB_EVENT_STOP] = TO(JOB_STOPPED, END_NODES | SET),
+                [JOB_EVENT_FAILED] = TO(JOB_FAILED, END_NODES | SET),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | SET),
+                [JOB_EVENT_DEADLINE] = TO(JOB_FAILED, END_NODES | SET),
+                [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
+            },
+        [JOB_ASSIGNING] =
+            {
+                [JOB_EVENT_STARTED] = TO(JOB_TRAINING, SET),
+                [JOB_EVENT_STOP] = TO(JOB_STOP_DRAINING, END_WORKERS | SET),
+                [JOB_EVENT_FAILED] = TO(JOB_FAIL_DRAINING, END_WORKERS | SET),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | SET),
+                [JOB_EVENT_DEADLINE] = TO(JOB_FAIL_DRAINING, END_WORKERS | SET),
+                [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
+            },
+        [JOB_TRAINING] =
+            {
+                [JOB_EVENT_TRAINED] = TO(JOB_COLLECTING, COLLECT | SET),
+                [JOB_EVENT_STOP] = TO(JOB_STOP_DRAINING, END_WORKERS | SET),
+                [JOB_EVENT_FAILED] = TO(JOB_FAIL_DRAINING, END_WORKERS | SET),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | SET),
+                [JOB_EVENT_DEADLINE] = TO(JOB_FAIL_DRAINING, END_WORKERS | SET),
+                [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
+            },
+        [JOB_COLLECTING] =
+            {
+                /* A stop comes too late, and workers have nothing more to do: neither spoils a job whose steps are all
+                   done. */
+                [JOB_EVENT_COLLECTED] = TO(JOB_SUCCEEDED, END_NODES | SET),
+                [JOB_EVENT_COLLECT_FAILED] = TO(JOB_FAILED, END_NODES | SET),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, CANCEL | END_NODES | SET),
+                [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
+            },
+        [JOB_STOP_DRAINING] =
+            {
+                [JOB_EVENT_DRAINED] = TO(JOB_STOP_KEEPING, COLLECT),
+                [JOB_EVENT_DEADLINE] = TO(JOB_STOP_KEEPING, COLLECT),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | SET),
+                [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
+            },
+        [JOB_STOP_KEEPING] =
+            {
+                [JOB_EVENT_COLLECTED] = TO(JOB_STOPPED, END_NODES),
+                [JOB_EVENT_COLLECT_FAILED] = TO(JOB_FAILED, END_NODES | SET),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, CANCEL | END_NODES | SET),
+                [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, SET),
+            },
+        [JOB_FAIL_DRAINING] =
+            {
+                /* The first failure is the reason; what it draws behind it is not. */
+                [JOB_EVENT_DRAINED] = TO(JOB_FAIL_KEEPING, COLLECT),
+                [JOB_EVENT_DEADLINE] = TO(JOB_FAIL_KEEPING, COLLECT),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | ADD),
+                [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, ADD),
+            },
+        [JOB_FAIL_KEEPING] =
+            {
+                [JOB_EVENT_COLLECTED] = TO(JOB_FAILED, END_NODES),
+                [JOB_EVENT_COLLECT_FAILED] = TO(JOB_FAILED, END_NODES | ADD),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, CANCEL | END_NODES | ADD),
+                [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, ADD),
+            },
 };
 
 struct job_transition job_next(enum job_phase phase, enum job_event event)
@@ -133,6 +138,26 @@ Tally__V1__JobState job_phase_state(enum job_phase phase)
         break;
     }
     return TALLY__V1__JOB_STATE__JOB_UNKNOWN;
+}
+
+enum job_phase job_phase_of_state(Tally__V1__JobState state)
+{
+    switch (state) {
+    case TALLY__V1__JOB_STATE__QUEUED:
+        return JOB_QUEUED;
+    case TALLY__V1__JOB_STATE__STARTING:
+        return JOB_OPENING;
+    case TALLY__V1__JOB_STATE__RUNNING:
+        return JOB_TRAINING;
+    case TALLY__V1__JOB_STATE__STOPPING:
+        return JOB_STOP_DRAINING;
+    case TALLY__V1__JOB_STATE__SUCCEEDED:
+        return JOB_SUCCEEDED;
+    case TALLY__V1__JOB_STATE__STOPPED:
+        return JOB_STOPPED;
+    default:
+        return JOB_FAILED;
+    }
 }
 
 bool job_phase_is_terminal(enum job_phase phase)

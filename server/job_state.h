@@ -1,8 +1,8 @@
 #ifndef SERVER_JOB_STATE_H
 #define SERVER_JOB_STATE_H
 /*
- * A job's life as a table: (phase, event) -> (phase, actions). Pure: no clock, no network, no memory. The coordinator feeds it what
- * happened and carries out what it says.
+ * A job's life as a table: (phase, event) -> (phase, actions). Pure: no clock, no network, no memory. The coordinator
+ * feeds it what happened and carries out what it says.
  *
  *   queued -> opening -> assigning -> training -> collecting -> succeeded
  *      |         |           |___________|____________ |
@@ -18,14 +18,14 @@
 #include "proto/jobs.pb-c.h"
 
 enum job_phase {
-    JOB_QUEUED,          /* waits for its gang */
-    JOB_OPENING,         /* shards make the first weights */
-    JOB_ASSIGNING,       /* workers open the data and take the weights */
-    JOB_TRAINING,        /* steps run */
-    JOB_COLLECTING,      /* all steps are done; the weights are fetched and written */
-    JOB_STOP_DRAINING,   /* a stop was asked for: workers drop the job, so that shards hold still */
-    JOB_STOP_KEEPING,    /* ... and the weights so far are fetched and written */
-    JOB_FAIL_DRAINING,   /* something failed while all shards live: the same */
+    JOB_QUEUED,        /* waits for its gang */
+    JOB_OPENING,       /* shards make the first weights */
+    JOB_ASSIGNING,     /* workers open the data and take the weights */
+    JOB_TRAINING,      /* steps run */
+    JOB_COLLECTING,    /* all steps are done; the weights are fetched and written */
+    JOB_STOP_DRAINING, /* a stop was asked for: workers drop the job, so that shards hold still */
+    JOB_STOP_KEEPING,  /* ... and the weights so far are fetched and written */
+    JOB_FAIL_DRAINING, /* something failed while all shards live: the same */
     JOB_FAIL_KEEPING,
     JOB_SUCCEEDED,
     JOB_FAILED,
@@ -42,10 +42,10 @@ enum job_event {
     JOB_EVENT_COLLECTED,      /* the weights are on disk */
     JOB_EVENT_COLLECT_FAILED, /* they could not be fetched or written */
     JOB_EVENT_STOP,           /* a client asks for it */
-    JOB_EVENT_FAILED,         /* a node reported that it cannot go on, a worker was lost, or the job cannot be carried on */
-    JOB_EVENT_SHARD_LOST,     /* and with it a part of the weights */
-    JOB_EVENT_DEADLINE,       /* what the phase waits for has not come in time */
-    JOB_EVENT_RESTARTED,      /* the coordinator was, and found the job in its store in this phase */
+    JOB_EVENT_FAILED,     /* a node reported that it cannot go on, a worker was lost, or the job cannot be carried on */
+    JOB_EVENT_SHARD_LOST, /* and with it a part of the weights */
+    JOB_EVENT_DEADLINE,   /* what the phase waits for has not come in time */
+    JOB_EVENT_RESTARTED,  /* the coordinator was, and found the job in its store in this phase */
     JOB_EVENTS,
 };
 
@@ -56,7 +56,7 @@ enum job_action {
     JOB_ACT_ASSIGN_WORKERS = 1 << 2,
     JOB_ACT_END_WORKERS = 1 << 3, /* EndJob to those that have not been told */
     JOB_ACT_COLLECT = 1 << 4,
-    JOB_ACT_END_NODES = 1 << 5, /* EndJob to every node that has not been told; they are free once they answer Ended */
+    JOB_ACT_END_NODES = 1 << 5,  /* EndJob to every node that has not been told; they are free once they answer Ended */
     JOB_ACT_SET_REASON = 1 << 6, /* the event's reason becomes the job's */
     JOB_ACT_ADD_REASON = 1 << 7, /* the event's reason goes behind the job's */
 };
@@ -71,6 +71,8 @@ struct job_transition job_next(enum job_phase phase, enum job_event event);
 
 /* What clients see. */
 Tally__V1__JobState job_phase_state(enum job_phase phase);
+/* The phase in which a job of this state is taken from the store; JOB_FAILED for a state that is not known. */
+enum job_phase job_phase_of_state(Tally__V1__JobState state);
 bool job_phase_is_terminal(enum job_phase phase);
 /* From a gang's forming to its end: nodes work for the job. */
 bool job_phase_has_gang(enum job_phase phase);
