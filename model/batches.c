@@ -1,8 +1,8 @@
 #include "model/batches.h"
 
-#include <assert.h>
 #include <inttypes.h>
 
+#include "common/check.h"
 #include "common/limits.h"
 
 static uint64_t divide_up(uint64_t a, uint64_t b)
@@ -53,7 +53,7 @@ tally_status batches_init(struct batches *b, uint64_t samples, uint32_t batch, u
 
 struct step_shape batches_step(const struct batches *b, uint64_t step)
 {
-    assert(step >= 1 && step <= b->steps);
+    tally_check(step >= 1 && step <= b->steps);
     uint64_t in_epoch = (step - 1) % b->epoch_steps;
     uint64_t first = in_epoch * b->batch;
     uint32_t samples = (uint32_t)smaller(b->batch, b->samples - first);
@@ -68,7 +68,7 @@ struct step_shape batches_step(const struct batches *b, uint64_t step)
 
 struct sample_range batches_leaf(const struct batches *b, const struct step_shape *step, uint32_t leaf)
 {
-    assert(leaf < step->leaves);
+    tally_check(leaf < step->leaves);
     uint64_t skipped = (uint64_t)leaf * b->micro;
     return (struct sample_range){
         .first = step->first_sample + skipped,
@@ -84,7 +84,7 @@ static size_t add_rows(uint32_t rows[3], size_t count, uint32_t value)
         at++;
     if (at < count && rows[at] == value)
         return count;
-    assert(count < 3);
+    tally_check(count < 3);
     for (size_t i = count; i > at; i--)
         rows[i] = rows[i - 1];
     rows[at] = value;

@@ -1,9 +1,9 @@
 #include "model/dataset.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "common/check.h"
 #include "common/limits.h"
 #include "model/dataset_array.h"
 #include "model/dataset_csv.h"
@@ -321,7 +321,7 @@ void dataset_read(const struct dataset *set, const uint32_t *indices, size_t cou
                   void *targets)
 {
     for (size_t i = 0; i < count; i++) {
-        assert(indices[i] < set->info.samples);
+        tally_check(indices[i] < set->info.samples);
         if (set->synthetic)
             read_synthetic(set, indices[i], x + i * stride, targets, i);
         else

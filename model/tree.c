@@ -1,7 +1,6 @@
 #include "model/tree.h"
 
-#include <assert.h>
-
+#include "common/check.h"
 #include "common/limits.h"
 
 static struct tree_node node(uint32_t begin, uint32_t end)
@@ -28,7 +27,7 @@ static bool descend(struct tree_node *at, struct tree_node range)
 
 uint32_t tree_split(uint32_t n)
 {
-    assert(n >= 2);
+    tally_check(n >= 2);
     return UINT32_C(1) << (31 - __builtin_clz(n - 1));
 }
 
@@ -46,7 +45,7 @@ bool tree_is_node(uint32_t leaves, struct tree_node range)
 struct tree_node tree_parent(uint32_t leaves, struct tree_node child)
 {
     struct tree_node at = node(0, leaves), parent = at;
-    assert(tree_is_node(leaves, child));
+    tally_check(tree_is_node(leaves, child));
     while (at.begin != child.begin || at.end != child.end) {
         parent = at;
         if (!descend(&at, child))
@@ -63,7 +62,7 @@ struct tree_node tree_sibling(uint32_t leaves, struct tree_node child)
 
 size_t tree_cover(uint32_t leaves, uint32_t begin, uint32_t end, struct tree_node cover[TREE_COVER_MAX])
 {
-    assert(leaves <= TALLY_MICRO_BATCHES_MAX && end <= leaves);
+    tally_check(leaves <= TALLY_MICRO_BATCHES_MAX && end <= leaves);
     size_t count = 0;
     /* From the left: the node that starts at begin and is the largest that ends by end. On the way down from the root
      * that is the first one that starts at begin and fits. */
@@ -71,7 +70,7 @@ size_t tree_cover(uint32_t leaves, uint32_t begin, uint32_t end, struct tree_nod
         struct tree_node at = node(0, leaves);
         while (at.begin != begin || at.end > end)
             descend(&at, node(begin, begin + 1));
-        assert(count < TREE_COVER_MAX);
+        tally_check(count < TREE_COVER_MAX);
         cover[count++] = at;
         begin = at.end;
     }
@@ -80,7 +79,7 @@ size_t tree_cover(uint32_t leaves, uint32_t begin, uint32_t end, struct tree_nod
 
 struct tree_node tree_share(uint32_t leaves, uint32_t rank, uint32_t ranks)
 {
-    assert(ranks > 0 && rank < ranks);
+    tally_check(ranks > 0 && rank < ranks);
     /* The first ranks take one more: the tree's left children are its large ones, so the shares are more often whole
      * nodes. */
     uint32_t least = leaves / ranks, more = leaves % ranks;
