@@ -1,6 +1,7 @@
 /* A message against its rules, wherever it came from: ranges, patterns, what must be there, exactly one kind. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/float_text.h"
@@ -114,6 +115,35 @@ static tally_status refuse_missing(const struct checked *c, struct tally_error *
     return spec_error(c->f, err, c->msg, c->field->name, -1, "is missing, expected %s", expected);
 }
 
+static int compare_texts(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* A message from elsewhere may hold a key of a mapping twice. */
+static tally_status check_map_keys(const struct checked *c, size_t n, struct tally_error *err)
+{
+    const ProtobufCFieldDescriptor *key = protobuf_c_message_descriptor_get_field_by_name(c->field->descriptor, "key");
+    if (key->type != PROTOBUF_C_TYPE_STRING)
+        return TALLY_OK;
+    const char **keys = malloc(n * sizeof *keys);
+    if (!keys)
+        return tally_fail(err, TALLY_ENOMEM, "no memory to check %s", c->field->name);
+    for (size_t i = 0; i < n; i++) {
+        const ProtobufCMessage *entry = spec_message(c->msg, c->field, i);
+        const char *text = *(const char *const *)spec_value(entry, key, 0);
+        keys[i] = text ? text : "";
+    }
+    qsort(keys, n, sizeof *keys, compare_texts);
+    tally_status status = TALLY_OK;
+    for (size_t i = 1; i < n && status == TALLY_OK; i++) {
+        if (strcmp(keys[i - 1], keys[i]) == 0)
+            status = spec_error(c->f, err, c->msg, c->field->name, -1, "has the key '%.64s' twice", keys[i]);
+    }
+    free(keys);
+    return status;
+}
+
 static tally_status check_field(const struct checked *c, struct tally_error *err)
 {
     size_t n = spec_count(c->msg, c->field);
@@ -126,7 +156,7 @@ static tally_status check_field(const struct checked *c, struct tally_error *err
     if (repeated && c->rule->has_min_items && n < c->rule->min_items)
         return spec_error(c->f, err, c->msg, c->field->name, -1, "has %zu elements, expected at least %u", n,
                           c->rule->min_items);
-    tally_status status = TALLY_OK;
+    tally_status status = spec_is_map(c->field) ? check_map_keys(c, n, err) : TALLY_OK;
     for (size_t i = 0; i < n && status == TALLY_OK; i++)
         status = check_value(c, repeated && n > 1 ? (int)i : -1, spec_value(c->msg, c->field, i), err);
     return status;

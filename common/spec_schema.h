@@ -14,7 +14,7 @@
 tally_status spec_schema_print(FILE *out, const ProtobufCMessageDescriptor *type, const char *path,
                                struct tally_error *err);
 
-/* A JSON array of {key, type, default?, required?, range?, values?, comment?}. */
+/* A JSON array of {key, type, required?, default?, comment?, values?}. */
 tally_status spec_schema_json(FILE *out, const ProtobufCMessageDescriptor *type, const char *path,
                               struct tally_error *err);
 #endif
