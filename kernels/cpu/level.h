@@ -1,0 +1,92 @@
+#ifndef KERNELS_CPU_LEVEL_H
+#define KERNELS_CPU_LEVEL_H
+/*
+ * What one instruction set offers to the operations above: loops over contiguous floats, without any knowledge of
+ * descriptors, buffers or errors. The files compiled once a level (gemm.c, pointwise.c, loss.c, pool.c, patch.c,
+ * winners.c) fill in a part each; level.c joins them.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/kernels.h"
+
+struct pointwise_level {
+    void (*sum)(size_t n, float *dst, const float *a, const float *b);
+    void (*sgd)(size_t n, const struct kernel_sgd *sgd, float weight, const float *a, const float *b, const float *w,
+                const float *m, float *w_out, float *m_out);
+    void (*forward)(enum kernel_function function, size_t n, const float *x, float *y);
+    /* dx = or += the derivative of the function at x (where it gave y) times dy. */
+    void (*backward)(enum kernel_function function, size_t n, const float *dy, const float *x, const float *y,
+                     float *dx, bool accumulate);
+    void (*relu_mask)(size_t n, const float *y, float *dy);       /* dy = 0 where y <= 0 */
+    void (*bias_relu)(size_t n, float bias, bool relu, float *y); /* y = y + bias, and max(y, 0) */
+    void (*column_sums)(size_t rows, size_t columns, const float *x, size_t stride,
+                        float *sums);         /* sums[j] = sum over rows, in order */
+    float (*total)(size_t n, const float *x); /* in 16 interleaved sums */
+};
+
+struct loss_row {
+    const float *x;
+    size_t classes;
+    size_t target; /* < classes */
+    float smoothing;
+};
+
+struct loss_level {
+    /* The loss of one row. ret[0]: the largest x, ret[1]: 1 / sum of exp(x - largest), for the gradient. *ret_correct:
+     * the first largest is the target. */
+    double (*cross_entropy)(const struct loss_row *row, float ret[2], bool *ret_correct);
+    void (*cross_entropy_backward)(const struct loss_row *row, const float saved[2], float *dx, bool accumulate);
+    double (*squared_error)(size_t n, const float *x, const float *target);
+    void (*squared_error_backward)(size_t n, const float *x, const float *target, float *dx, bool accumulate);
+};
+
+/* One channel's plane under a pool. */
+struct pool_plane {
+    size_t in_height, in_width, out_height, out_width;
+    struct kernel_window window;
+    bool count_include_pad;
+    size_t divisor_override;
+};
+
+struct pool_level {
+    /* y: the maxima of x + bias (relu: or 0); winner (may be NULL): the index in the plane of each. */
+    void (*max_forward)(const struct pool_plane *plane, const float *x, float bias, bool relu, float *y,
+                        uint32_t *winner);
+    /* dx += dy at the winners; dx is the plane's. */
+    void (*max_backward)(const struct pool_plane *plane, const float *dy, const uint32_t *winner, float *dx);
+    void (*average_forward)(const struct pool_plane *plane, const float *x, float *y);
+    void (*average_backward)(const struct pool_plane *plane, const float *dy, float *dx); /* dx += */
+};
+
+/* The patches of one image (or of one group of its channels): the matrix of (channels * kernel area) x (output pixels),
+ * which is never stored whole. */
+struct patches {
+    const float *image;   /* (channels, height, width), padding included */
+    const size_t *offset; /* of element (channel, kernel row, kernel column) in the image, for output pixel 0 */
+    size_t image_width;   /* padding included */
+    size_t out_width;
+    size_t stride[2];
+};
+
+struct patch_level {
+    gemm_pack *pack; /* source: struct patches; k over (channel, kernel row, kernel column), j over output pixels */
+    /* image += the columns, each at its pixels: the transpose of pack. columns: elements [k0, k0 + kc) of a patch x
+     * pixels. */
+    void (*scatter)(const struct patches *patches, size_t k0, size_t kc, size_t pixels, const float *columns,
+                    float *image);
+};
+
+struct cpu_level {
+    const char *name;
+    const struct gemm_level *gemm;
+    const struct pointwise_level *pointwise;
+    const struct loss_level *loss;
+    const struct pool_level *pool;
+    const struct patch_level *patch;
+};
+
+extern const struct cpu_level cpu_level_generic, cpu_level_avx2, cpu_level_avx512;
+#endif
