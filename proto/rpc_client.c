@@ -133,7 +133,7 @@ tally_status rpc_stream_open(struct rpc_channel *channel, struct rpc_queue *queu
                              const struct rpc_stream_options *options, struct rpc_stream **ret_stream,
                              struct tally_error *err)
 {
-    struct rpc_stream *stream;
+    struct rpc_stream *stream = NULL;
     int64_t timeout_ms = options ? options->timeout_ms : 0;
     bool wait = options && options->wait_for_ready;
     if (wait && timeout_ms == 0)
@@ -188,7 +188,7 @@ tally_status rpc_unary(struct rpc_channel *channel, struct rpc_queue *queue, con
     static const struct rpc_stream_events events = {.on_message = unary_message, .on_end = unary_end};
     static const struct rpc_stream_options one = {.credits = 1, .max_queued_messages = 1};
     int64_t timeout_ms = options && options->timeout_ms ? options->timeout_ms : RPC_TIMEOUT_MS;
-    struct rpc_stream *stream;
+    struct rpc_stream *stream = NULL;
     tally_status status = create(channel, queue, service, method, timeout_ms, &stream, err);
     if (status)
         return status;
