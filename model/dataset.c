@@ -94,14 +94,14 @@ static tally_status join(const struct request *q, struct dataset *set, const cha
                          const char *targets_name, bool as_image)
 {
     struct dataset_info *info = &set->info;
-    if (set->inputs.dim[0] != set->targets.dim[0])
-        return tally_fail(q->err, TALLY_EINVAL,
-                          "%s holds %" PRIu64 " samples and %s %" PRIu64 " targets, expected as many", inputs_name,
-                          set->inputs.dim[0], targets_name, set->targets.dim[0]);
     info->samples = set->inputs.samples;
     tally_status status = set_input_shape(info, &set->inputs, inputs_name, as_image, q->err);
     if (status == TALLY_OK)
         status = set_target_shape(info, &set->targets, targets_name, q->want, q->err);
+    if (status == TALLY_OK && set->inputs.dim[0] != set->targets.dim[0])
+        status = tally_fail(q->err, TALLY_EINVAL,
+                            "%s holds %" PRIu64 " samples and %s %" PRIu64 " targets, expected as many", inputs_name,
+                            set->inputs.dim[0], targets_name, set->targets.dim[0]);
     if (status != TALLY_OK || q->probe || q->want == DATASET_VALUES)
         return status;
     set->classes = malloc(info->samples * sizeof(int64_t));

@@ -15,11 +15,17 @@ static tally_status check(const Tally__V1__Normalize *spec, const struct dataset
     size_t channels = info->input_shape[0];
     const char *names[2] = {"mean", "std"};
     size_t counts[2] = {spec->n_mean, spec->n_std};
-    for (int i = 0; i < 2; i++)
-        if (counts[i] != 1 && counts[i] != channels)
+    for (int i = 0; i < 2; i++) {
+        if (counts[i] == 1 || counts[i] == channels)
+            continue;
+        if (channels == 1)
             return tally_fail(err, TALLY_EINVAL,
-                              "normalize.%s has %zu numbers, expected 1%s%zu (the first dimension of a sample)",
-                              names[i], counts[i], channels == 1 ? ": there is one channel, " : " or ", channels);
+                              "normalize.%s has %zu numbers, expected 1 (the first dimension of a sample is 1)",
+                              names[i], counts[i]);
+        return tally_fail(err, TALLY_EINVAL,
+                          "normalize.%s has %zu numbers, expected 1 or %zu (the first dimension of a sample)", names[i],
+                          counts[i], channels);
+    }
     for (size_t i = 0; i < spec->n_mean; i++)
         if (!isfinite(spec->mean[i]))
             return tally_fail(err, TALLY_EINVAL, "normalize.mean has %g, expected finite numbers", spec->mean[i]);
