@@ -216,30 +216,48 @@ static tally_status add_scalar(struct builder *b, struct fy_token *token, struct
     const char *text = token ? fy_token_get_text(token, &bytes) : "";
     if (!text)
         return no_memory(b, err);
+    enum fy_scalar_style style = token ? fy_token_scalar_style(token) : FYSS_PLAIN;
+    bool plain = style == FYSS_PLAIN;
+    /* The mark lies behind the quote. */
+    if ((style == FYSS_SINGLE_QUOTED || style == FYSS_DOUBLE_QUOTED) && b->column > 1)
+        b->column--;
     /* The file has no zero byte, but "\0" in double quotes is one. */
     if (utf8_bad_byte(text, bytes) != bytes)
         return fail_at(b, err, b->line, b->column, "a string holds a zero byte or is not UTF-8");
-    bool plain = !token || fy_token_scalar_style(token) == FYSS_PLAIN;
     struct yaml_node *n = yaml_new_scalar(b->arena, text, bytes, plain);
     return n ? place(b, n, err) : no_memory(b, err);
 }
 
-static tally_status refuse_decoration(const struct builder *b, struct fy_event *event, struct tally_error *err)
+static void take_position(struct builder *b, const struct fy_mark *mark)
 {
-    if (fy_event_get_anchor_token(event))
-        return fail_at(b, err, b->line, b->column, "anchors (&) are not supported, write the value out");
-    if (fy_event_get_tag_token(event))
-        return fail_at(b, err, b->line, b->column, "tags (!) are not supported, the key decides the type");
+    if (!mark)
+        return;
+    b->line = mark->line + 1;
+    b->column = mark->column + 1;
+}
+
+/* The mark of an anchor, tag or alias lies behind its sign. */
+static tally_status refuse_sign(struct builder *b, struct fy_token *token, int sign_bytes, const char *text,
+                                struct tally_error *err)
+{
+    take_position(b, token ? fy_token_start_mark(token) : NULL);
+    return fail_at(b, err, b->line, b->column > sign_bytes ? b->column - sign_bytes : 1, text);
+}
+
+static tally_status refuse_decoration(struct builder *b, struct fy_event *event, struct tally_error *err)
+{
+    struct fy_token *anchor = fy_event_get_anchor_token(event);
+    struct fy_token *tag = fy_event_get_tag_token(event);
+    if (anchor)
+        return refuse_sign(b, anchor, 1, "anchors (&) are not supported, write the value out", err);
+    if (tag)
+        return refuse_sign(b, tag, 0, "tags (!) are not supported, the key decides the type", err);
     return TALLY_OK;
 }
 
 static tally_status take_event(struct builder *b, struct fy_event *event, struct tally_error *err)
 {
-    const struct fy_mark *mark = fy_event_start_mark(event);
-    if (mark) {
-        b->line = mark->line + 1;
-        b->column = mark->column + 1;
-    }
+    take_position(b, fy_event_start_mark(event));
     tally_status status;
     switch (event->type) {
     case FYET_DOCUMENT_START:
@@ -262,7 +280,7 @@ static tally_status take_event(struct builder *b, struct fy_event *event, struct
         status = refuse_decoration(b, event, err);
         return status == TALLY_OK ? add_scalar(b, event->scalar.value, err) : status;
     case FYET_ALIAS:
-        return fail_at(b, err, b->line, b->column, "aliases (*) are not supported, write the value out");
+        return refuse_sign(b, event->alias.anchor, 1, "aliases (*) are not supported, write the value out", err);
     default:
         return TALLY_OK;
     }
