@@ -127,7 +127,7 @@ static int serve(const char *address)
     host.sum = calloc(SLICE_FLOATS, sizeof(float));
     host.weights = calloc(SLICE_FLOATS, sizeof(float));
     uv_loop_init(&host.loop);
-    check(rpc_loop_queue_new(&host.loop, 1, &host.loop_queue, &err), &err);
+    check(rpc_loop_queue_new(&host.loop, 0, &host.loop_queue, &err), &err);
     check(rpc_data_queue_new(&host.data_queue, &err), &err);
     check(rpc_server_new(host.loop_queue, NULL, &host.server, &err), &err);
     struct rpc_service service = {.descriptor = &tally__v1__parameters__descriptor,
