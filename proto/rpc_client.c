@@ -27,6 +27,9 @@ size_t rpc_common_args(grpc_arg args[RPC_ARGS_MAX])
     /* Identity alone: gradients do not compress, and a small message must not unfold into a large one. */
     args[n++] = rpc_int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1u << GRPC_COMPRESS_NONE);
     args[n++] = rpc_int_arg(GRPC_ARG_ENABLE_CHANNELZ, 0);
+    /* A slice is one frame, not 64: a third less CPU for 1 MiB messages on a UNIX socket. Read sizes and windows made
+     * no difference. */
+    args[n++] = rpc_int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, TALLY_SLICE_MAX_BYTES);
     return n;
 }
 
@@ -118,7 +121,8 @@ static tally_status create(struct rpc_channel *channel, struct rpc_queue *queue,
     grpc_call *call = grpc_channel_create_call(channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS, rpc_queue_cq(queue),
                                                name, NULL, deadline, NULL);
     grpc_slice_unref(name);
-    struct rpc_stream *stream = rpc_stream_create(queue, call, false, path, service->methods[index].output);
+    struct rpc_stream *stream =
+        rpc_stream_create(queue, call, false, path, service->methods[index].input, service->methods[index].output);
     if (!stream) {
         grpc_call_unref(call);
         return tally_fail(err, TALLY_ENOMEM, "no memory for %s", path);

@@ -59,9 +59,10 @@ ProtobufCMessage *rpc_message_copy(const struct rpc_message *message);
 tally_status rpc_method_path(const ProtobufCServiceDescriptor *service, const char *method, char path[RPC_PATH_MAX],
                              unsigned *ret_index, struct tally_error *err);
 
-/* A stream of which no batch has been started. path is copied. Takes over call. receives may be NULL where nothing is
- * read. */
+/* A stream of which no batch has been started. path is copied. Takes over call. sends and receives may be NULL:
+ * nothing. */
 struct rpc_stream *rpc_stream_create(struct rpc_queue *queue, grpc_call *call, bool server, const char *path,
+                                     const ProtobufCMessageDescriptor *sends,
                                      const ProtobufCMessageDescriptor *receives);
 /* Before the first batch, or in accept. */
 tally_status rpc_stream_configure(struct rpc_stream *stream, const struct rpc_stream_events *events, void *user,

@@ -40,7 +40,7 @@ struct served {
     struct rpc_method method; /* its name is in path */
     void *user;
     const ProtobufCServiceDescriptor *service; /* NULL: unknown methods */
-    const ProtobufCMessageDescriptor *input;
+    const ProtobufCMessageDescriptor *input, *output;
     char path[RPC_PATH_MAX];
     void *registered;
     struct slot slots[SLOTS];
@@ -146,7 +146,7 @@ static void serve(struct served *served, grpc_call *call, grpc_byte_buffer *payl
 {
     static const struct rpc_method unknown = {.on_open = refuse_unknown};
     static const struct rpc_method late = {.on_open = refuse_stopping};
-    struct rpc_stream *stream = rpc_stream_create(served->queue, call, true, path, served->input);
+    struct rpc_stream *stream = rpc_stream_create(served->queue, call, true, path, served->output, served->input);
     if (!stream) { /* no memory: without a call object there is nobody to answer with */
         grpc_call_cancel(call, NULL);
         grpc_call_unref(call);
@@ -331,6 +331,7 @@ static tally_status add_method(struct rpc_server *server, const struct rpc_servi
     served->user = service->user;
     served->service = service->descriptor;
     served->input = service->descriptor->methods[index].input;
+    served->output = service->descriptor->methods[index].output;
     memcpy(served->path, path, sizeof path);
     served->registered = grpc_server_register_method(
         server->server, served->path, NULL,

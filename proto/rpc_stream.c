@@ -22,7 +22,7 @@ struct rpc_stream {
     struct rpc_queue *queue;
     bool server;
     char path[RPC_PATH_MAX];
-    const ProtobufCMessageDescriptor *receives;
+    const ProtobufCMessageDescriptor *sends, *receives;
 
     /* The queue's thread alone. */
     struct rpc_stream_events events;
@@ -75,6 +75,7 @@ static void read_done(struct rpc_op *op, bool ok);
 static void end_done(struct rpc_op *op, bool ok);
 
 struct rpc_stream *rpc_stream_create(struct rpc_queue *queue, grpc_call *call, bool server, const char *path,
+                                     const ProtobufCMessageDescriptor *sends,
                                      const ProtobufCMessageDescriptor *receives)
 {
     struct rpc_stream *s = calloc(1, sizeof *s);
@@ -84,6 +85,7 @@ struct rpc_stream *rpc_stream_create(struct rpc_queue *queue, grpc_call *call, b
     s->queue = queue;
     s->call = call;
     s->server = server;
+    s->sends = sends;
     s->receives = receives;
     snprintf(s->path, sizeof s->path, "%s", path);
     pthread_mutex_init(&s->lock, NULL);
@@ -247,13 +249,15 @@ static void push(struct rpc_stream *s, grpc_slice *slices, size_t slice_count, s
     s->queued_bytes += bytes;
 }
 
-static tally_status check_size(const struct rpc_stream *s, const ProtobufCMessage *message, size_t bytes,
-                               struct tally_error *err)
+static tally_status check_message(const struct rpc_stream *s, const ProtobufCMessage *message, size_t bytes,
+                                  struct tally_error *err)
 {
-    if (bytes <= TALLY_MESSAGE_MAX_BYTES)
-        return TALLY_OK;
-    return tally_fail(err, TALLY_EINVAL, "%s: a %s of %zu bytes is above the limit of %u", s->path,
-                      message->descriptor->name, bytes, TALLY_MESSAGE_MAX_BYTES);
+    if (message->descriptor != s->sends)
+        return tally_fail(err, TALLY_EINVAL, "%s: sends no %s", s->path, message->descriptor->name);
+    if (bytes > TALLY_MESSAGE_MAX_BYTES)
+        return tally_fail(err, TALLY_EINVAL, "%s: a %s of %zu bytes is above the limit of %u", s->path,
+                          message->descriptor->name, bytes, TALLY_MESSAGE_MAX_BYTES);
+    return TALLY_OK;
 }
 
 /* last: nothing follows but the close or status, which shall go in the same batch, so the caller starts it. */
@@ -261,7 +265,7 @@ static tally_status send_packed(struct rpc_stream *s, const ProtobufCMessage *me
                                 struct tally_error *err)
 {
     size_t bytes = protobuf_c_message_get_packed_size(message);
-    tally_status status = check_size(s, message, bytes, err);
+    tally_status status = check_message(s, message, bytes, err);
     if (status)
         return status;
     pthread_mutex_lock(&s->lock);
@@ -295,7 +299,7 @@ tally_status rpc_stream_send_payload(struct rpc_stream *stream, const ProtobufCM
     size_t head = protobuf_c_message_get_packed_size(header);
     size_t prefix = bytes ? wire_payload_prefix(field->id, bytes, NULL) : 0; /* proto3 leaves an empty field out */
     tally_status status =
-        check_size(stream, header, bytes > TALLY_MESSAGE_MAX_BYTES ? bytes : head + prefix + bytes, err);
+        check_message(stream, header, bytes > TALLY_MESSAGE_MAX_BYTES ? bytes : head + prefix + bytes, err);
     if (status)
         return status;
     pthread_mutex_lock(&stream->lock);
