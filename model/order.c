@@ -42,16 +42,15 @@ void order_close(struct order *order)
     free(order);
 }
 
-/* randperm of 2^32 / 20 and more: PyTorch then takes 64-bit draws (ATen/native/TensorFactories.cpp, randperm_cpu). */
+/* randperm of 2^32 / 20 and more, where PyTorch takes 64-bit draws and the inside-out variant of the shuffle
+ * (ATen/native/TensorFactories.cpp, randperm_cpu). */
 static void shuffle_large(struct rng *r, uint32_t n, uint32_t *dst)
 {
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t other = (uint32_t)(rng_u64(r) % ((uint64_t)i + 1));
         dst[i] = i;
-    for (uint32_t i = 0; i + 1 < n; i++) {
-        uint32_t other = i + (uint32_t)(rng_u64(r) % (n - i));
-        uint32_t kept = dst[i];
         dst[i] = dst[other];
-        dst[other] = kept;
+        dst[other] = i;
     }
 }
 

@@ -1,6 +1,7 @@
 """Prints tests/model/init_reference.h: the first weights of PyTorch's Linear and Conv2d, as bits.
 
     python3 tests/reference/init_reference.py > tests/model/init_reference.h
+    clang-format -i tests/model/init_reference.h
 
 Needs torch with AVX2 or AVX-512: see rng_reference.py.
 """

@@ -1,6 +1,7 @@
 """Prints tests/model/normalize_reference.h: what torchvision's ToTensor and Normalize make of bytes and floats.
 
     python3 tests/reference/normalize_reference.py > tests/model/normalize_reference.h
+    clang-format -i tests/model/normalize_reference.h
 
 Their operations are written out (torchvision/transforms/_functional_tensor.py): byte.to(float32).div(255), sub_(mean).div_(std)
 with float32 tensors of means and deviations.

@@ -1,6 +1,7 @@
 """Prints tests/model/order_reference.h: the orders of PyTorch's shuffling DataLoader behind a model's initialisation.
 
     python3 tests/reference/order_reference.py > tests/model/order_reference.h
+    clang-format -i tests/model/order_reference.h
 
 Every case is a whole program: manual_seed, the model, a loop over a loader for some epochs.
 """
