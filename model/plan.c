@@ -114,15 +114,6 @@ static tally_status prepare_and_place(struct plan *plan, struct tally_error *err
     return status;
 }
 
-static void count_levels(struct plan *plan)
-{
-    const struct batches *b = &plan->batches;
-    struct step_shape first = batches_step(b, 1);
-    struct step_shape last = batches_step(b, b->steps < b->epoch_steps ? b->steps : b->epoch_steps);
-    uint32_t full = plan_step_levels(plan, first.leaves), tail = plan_step_levels(plan, last.leaves);
-    plan->levels = full > tail ? full : tail;
-}
-
 tally_status plan_build(const struct model *model, const Tally__V1__DataFacts *facts, struct mesh mesh, uint32_t rank,
                         const struct kernels *kernels, struct kernel_backend *backend, struct plan **ret_plan,
                         struct tally_error *err)
@@ -148,7 +139,7 @@ tally_status plan_build(const struct model *model, const Tally__V1__DataFacts *f
         plan_free(plan);
         return status;
     }
-    count_levels(plan);
+    plan->levels = plan_levels(plan);
     plan->host_arena_bytes = plan_memory(plan).total;
     *ret_plan = plan;
     return TALLY_OK;

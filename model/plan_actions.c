@@ -31,7 +31,7 @@ static struct tree_node share(const struct plan *plan, uint32_t leaves)
     return tree_share(leaves, data_index, plan->mesh.data);
 }
 
-uint32_t plan_step_levels(const struct plan *plan, uint32_t leaves)
+static uint32_t step_levels(const struct plan *plan, uint32_t leaves)
 {
     struct tree_node cover[TREE_COVER_MAX], mine = share(plan, leaves);
     size_t nodes = tree_cover(leaves, mine.begin, mine.end, cover);
@@ -43,6 +43,15 @@ uint32_t plan_step_levels(const struct plan *plan, uint32_t leaves)
             levels = level + 1 > levels ? level + 1 : levels;
         }
     return levels;
+}
+
+uint32_t plan_levels(const struct plan *plan)
+{
+    const struct batches *b = &plan->batches;
+    struct step_shape first = batches_step(b, 1);
+    struct step_shape last = batches_step(b, b->steps < b->epoch_steps ? b->steps : b->epoch_steps);
+    uint32_t full = step_levels(plan, first.leaves), tail = step_levels(plan, last.leaves);
+    return full > tail ? full : tail;
 }
 
 static uint32_t leaves_max(const struct plan *plan)

@@ -13,8 +13,8 @@ tally_status plan_cut_parts(struct plan *plan, struct tally_error *err);
 /* A place for every buffer. saved_bytes: of each operation and then the loss, for as many rows as any program has. */
 tally_status plan_place(struct plan *plan, const size_t *saved_bytes, struct tally_error *err);
 
-/* The buffers of partial sums that this rank needs in a step of so many leaves. */
-uint32_t plan_step_levels(const struct plan *plan, uint32_t leaves);
+/* The buffers of partial sums that plan->rank needs in any step. */
+uint32_t plan_levels(const struct plan *plan);
 
 /* The tensor that holds t's memory. */
 static inline int32_t plan_root(const struct plan *plan, int32_t t)

@@ -204,6 +204,8 @@ static tally_status check_normalize(const Tally__V1__Normalize *normalize, size_
 {
     if (!normalize)
         return TALLY_OK;
+    char each[64];
+    snprintf(each, sizeof each, " or one for each of the %zu channels", channels);
     const struct {
         const char *field;
         size_t n;
@@ -211,8 +213,8 @@ static tally_status check_normalize(const Tally__V1__Normalize *normalize, size_
     for (size_t i = 0; i < 2; i++)
         if (lists[i].n != 1 && lists[i].n != channels)
             return spec_error(file, err, &normalize->base, lists[i].field, -1,
-                              "has %zu numbers, expected one for all%s%zu channels of the inputs", lists[i].n,
-                              channels == 1 ? ": there are " : " or one for each of the ", channels);
+                              "has %zu numbers, expected one for all%s", lists[i].n,
+                              channels == 1 ? ": the inputs have one channel" : each);
     return TALLY_OK;
 }
 
