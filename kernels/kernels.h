@@ -108,7 +108,7 @@ struct kernel_args {
 
     /* backward. dy may be overwritten (a fused ReLU masks it in place, in backward_data or in the first backward_weight part, whichever comes first). */
     float *dy;
-    float *dx[KERNEL_INPUTS_MAX];         /* NULL: not wanted (a model's input needs none) */
+    float *dx[KERNEL_INPUTS_MAX];         /* NULL: not wanted (a model's input needs none). Written in order, so that one buffer may stand twice (x + x): first =, then += */
     bool dx_accumulate[KERNEL_INPUTS_MAX]; /* dx += instead of dx =: the tensor has another reader whose gradient is there already */
     float *dweight;                       /* the whole parameter's gradient buffer; parts write their own rows */
     float *dbias;
