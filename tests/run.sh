@@ -19,6 +19,13 @@ esac
 . deploy/packages.sh
 install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" || exit 1
 
+# Readers of our formats that Debian does not have, in a folder of their own.
+python=$PWD/.venv-tests/bin/python
+if ! "$python" -c 'import safetensors' 2>/dev/null; then
+    echo "installing safetensors into .venv-tests" >&2
+    { /usr/bin/python3 -m venv --system-site-packages .venv-tests && .venv-tests/bin/pip install --quiet --disable-pip-version-check safetensors; } || exit 1
+fi
+
 work=$(mktemp -d "${TMPDIR:-/tmp}/tally-tests-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 passed=0
@@ -48,7 +55,7 @@ part() {
 
 # Every test target under the given Bazel options. Bazel prints what fails; the count comes from its event file.
 bazel_tests() {
-    bazel test --keep_going --noshow_progress --test_summary=none --build_event_json_file="$work/events" "$@" 2>&1 |
+    bazel test --keep_going --noshow_progress --test_summary=none --build_event_json_file="$work/events" --test_env=TALLY_TEST_PYTHON="$python" "$@" 2>&1 |
         grep -vE '^(INFO:|Loading:|Analyzing:|WARNING: .*timeout|DEBUG:|\[)'
     /usr/bin/python3 tests/count_results.py "$work/events"
 }
