@@ -1,5 +1,6 @@
 /* validate, plan and schema: what looks at a job file and runs nothing. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "client/command.h"
 #include "common/spec_file.h"
@@ -58,5 +59,37 @@ int command_schema(const struct arguments *arguments)
     tally_status status = arguments->format == OUTPUT_JSON || arguments->format == OUTPUT_YAML
                               ? spec_schema_json(stdout, type, arguments->operand, &err)
                               : spec_schema_print(stdout, type, arguments->operand, &err);
+    return end(status, &err);
+}
+
+static void print_json(json_t *value)
+{
+    char *text = json_dumps(value, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(17));
+    printf("%s\n", text ? text : "{}");
+    free(text);
+}
+
+int command_plan(const struct arguments *arguments)
+{
+    struct tally_error err = {0};
+    struct job_file *job = NULL;
+    struct describe_session *session = NULL;
+    const struct plan *plan = NULL;
+    int code = load(arguments, &job);
+    if (code != EXIT_DONE)
+        return code;
+    tally_status status = describe_open(job_file_model(job), job_file_facts(job), NULL, NULL, &session, &plan, &err);
+    if (status == TALLY_OK &&
+        (arguments->format == OUTPUT_JSON || arguments->format == OUTPUT_YAML)) { /* JSON is YAML */
+        json_t *value = NULL;
+        status = describe_plan_json(plan, &value, &err);
+        if (status == TALLY_OK)
+            print_json(value);
+        json_decref(value);
+    } else if (status == TALLY_OK) {
+        status = describe_plan(stdout, plan, &err);
+    }
+    describe_close(session);
+    job_file_free(job);
     return end(status, &err);
 }

@@ -21,7 +21,7 @@ mapfile -t files < <(sources)
 check "formatting (clang-format -i)" "$(clang-format --dry-run "${files[@]}" 2>&1 | grep -E 'warning|error' | cut -d: -f1 | sort | uniq -c | head -20)"
 check "banned calls" "$(grep -nHE '(^|[^a-z_])(strcpy|strcat|sprintf|vsprintf|strtok|gets|atoi|atol|atof|alloca|tmpnam|mktemp|system)\(' "${files[@]}" | head -20)"
 check "gRPC outside its wrapper" "$(grep -lE '#include <grpc' "${files[@]}" | grep -v '^proto/')"
-check "exit() outside main files" "$(grep -nHE '(^|[^a-z_])(exit|abort|_exit)\(' "${files[@]}" | grep -vE '^tests/|main\.c:' | head -20)"
+check "exit() outside main files" "$(grep -nHE '(^|[^a-z_])(exit|abort|_exit)\(' "${files[@]}" | grep -vE '^tests/|main\.c:|^common/check\.h:' | head -20)"
 
 # Arrows point one way: client, server, worker, cluster -> model -> kernels -> common; proto under the first ones.
 below() { # $1: a folder, $2: what it may not include
