@@ -22,7 +22,7 @@
 #define TALLY_JOB_FILE_MAX_BYTES (16u << 20)
 
 /* Values in a job file, and how deep they nest: JobSpec needs eight levels, and whoever walks a document recurses once a level. */
-#define TALLY_SPEC_VALUES_MAX (1u << 20)
+#define TALLY_SPEC_VALUES_MAX (1u << 18)
 #define TALLY_SPEC_DEPTH_MAX 32
 
 /* A job's or a layer's name: it becomes part of file names (255 bytes) and of parameters' names. */

@@ -152,6 +152,9 @@ struct builder {
     size_t depth;
     size_t values;
     int documents;
+    struct fy_token_iter *iterator;
+    char *scratch; /* the text of the scalar at hand */
+    size_t scratch_size;
     int line, column; /* of the last event that had a position */
 };
 
@@ -210,12 +213,39 @@ static tally_status begin_collection(struct builder *b, enum yaml_kind kind, str
     return TALLY_OK;
 }
 
+/* Into b->scratch. By chunks: fy_token_get_text of 0.7.12 leaks for quoted scalars of many escapes. */
+static bool token_text(struct builder *b, struct fy_token *token, size_t *ret_bytes)
+{
+    size_t used = 0;
+    int failed = 0;
+    const struct fy_iter_chunk *chunk = NULL;
+    fy_token_iter_start(token, b->iterator);
+    while ((chunk = fy_token_iter_chunk_next(b->iterator, chunk, &failed)) != NULL) {
+        if (chunk->len > b->scratch_size - used) {
+            size_t size = 2 * (used + chunk->len);
+            char *larger = realloc(b->scratch, size);
+            if (!larger) {
+                failed = -1;
+                break;
+            }
+            b->scratch = larger;
+            b->scratch_size = size;
+        }
+        if (chunk->len > 0)
+            memcpy(b->scratch + used, chunk->str, chunk->len);
+        used += chunk->len;
+    }
+    fy_token_iter_finish(b->iterator);
+    *ret_bytes = used;
+    return failed == 0;
+}
+
 static tally_status add_scalar(struct builder *b, struct fy_token *token, struct tally_error *err)
 {
     size_t bytes = 0;
-    const char *text = token ? fy_token_get_text(token, &bytes) : "";
-    if (!text)
+    if (token && !token_text(b, token, &bytes))
         return no_memory(b, err);
+    const char *text = bytes > 0 ? b->scratch : "";
     enum fy_scalar_style style = token ? fy_token_scalar_style(token) : FYSS_PLAIN;
     bool plain = style == FYSS_PLAIN;
     /* The mark lies behind the quote. */
@@ -359,7 +389,8 @@ tally_status yaml_parse(struct yaml_arena *a, const char *where, const char *set
                                            FYPCF_DEFAULT_VERSION_1_2 | FYPCF_JSON_NONE,
                                   .diag = diag};
     parser = fy_parser_create(&config);
-    if (!parser || fy_parser_set_string(parser, text, bytes) != 0)
+    b.iterator = fy_token_iter_create(NULL);
+    if (!parser || !b.iterator || fy_parser_set_string(parser, text, bytes) != 0)
         status = no_memory(&b, err);
     if (status == TALLY_OK)
         status = build(&b, parser, diag, err);
@@ -370,6 +401,9 @@ tally_status yaml_parse(struct yaml_arena *a, const char *where, const char *set
         else
             status = no_memory(&b, err);
     }
+    if (b.iterator)
+        fy_token_iter_destroy(b.iterator);
+    free(b.scratch);
     if (parser)
         fy_parser_destroy(parser);
     fy_diag_destroy(diag);
