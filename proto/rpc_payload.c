@@ -202,8 +202,8 @@ static struct rpc_payload *payload_new(grpc_byte_buffer *buffer, size_t begin)
     }
     const grpc_slice_buffer *slices = &buffer->data.raw.slice_buffer;
     size_t i = 0, skip = begin;
-    while (i < slices->count && skip >= GRPC_SLICE_LENGTH(slices->slices[i]))
-        skip -= GRPC_SLICE_LENGTH(slices->slices[i++]);
+    for (; i < slices->count && skip >= GRPC_SLICE_LENGTH(slices->slices[i]); i++)
+        skip -= GRPC_SLICE_LENGTH(slices->slices[i]);
     *payload = (struct rpc_payload){
         .refs = 1, .buffer = buffer, .first_slice = i, .first_skip = skip, .bytes = slices->length - begin};
     return payload;
