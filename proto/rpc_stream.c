@@ -174,7 +174,6 @@ static void pump_send(struct rpc_stream *s)
     }
     if (s->count > 0) {
         ops[n].op = GRPC_OP_SEND_MESSAGE;
-        ops[n].flags = s->count > 1 ? GRPC_WRITE_BUFFER_HINT : 0; /* more follows at once: it may share a write */
         ops[n].data.send_message.send_message = s->ring[s->head].buffer;
         n++;
         s->sending_message = true;
