@@ -1,8 +1,8 @@
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 /*
- * A model: the layers of a job file with their shapes, and all their parameters in one flat vector, cut into slices. A pure function of the spec
- * and the data's facts, so that client, coordinator, shards and workers each build the same.
+ * A model: the layers of a job file with their shapes, and all their parameters in one flat vector, cut into slices. A
+ * pure function of the spec and the data's facts, so that client, coordinator, shards and workers each build the same.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,10 +33,11 @@ struct param {
     size_t fan_in;      /* of the layer's weight: init draws uniformly from +-1/sqrt(fan_in) */
 };
 
-/* A contiguous range of the flat vector, at most TALLY_SLICE_MAX_BYTES. A parameter larger than that is cut between its rows (first dimension) where a row fits,
- * and shares its slices with no other; smaller neighbours share one slice as long as they fit. Padding between parameters belongs to a slice and is 0. */
+/* A contiguous range of the flat vector, at most TALLY_SLICE_MAX_BYTES. A parameter larger than that is cut between its
+ * rows (first dimension) where a row fits, and shares its slices with no other; smaller neighbours share one slice as
+ * long as they fit. Padding between parameters belongs to a slice and is 0. */
 struct slice {
-    size_t offset, count; /* floats */
+    size_t offset, count;            /* floats */
     uint32_t param_begin, param_end; /* the parameters that it touches */
 };
 
@@ -45,9 +46,9 @@ struct layer {
     const struct layer_type *type;
     const Tally__V1__Layer *spec; /* belongs to the model's own copy of the job spec */
     size_t input_count;
-    int32_t *inputs; /* earlier layers, or MODEL_INPUT */
-    struct shape in, out; /* in: of each input (all alike) */
-    int32_t weight, bias; /* index in params; -1: none */
+    int32_t *inputs;        /* earlier layers, or MODEL_INPUT */
+    struct shape in, out;   /* in: of each input (all alike) */
+    int32_t weight, bias;   /* index in params; -1: none */
     uint64_t forward_flops; /* of one sample: multiplications and additions */
 };
 
@@ -58,7 +59,7 @@ struct model {
     size_t layer_count;
     struct layer *layers;
     size_t param_count;
-    struct param *params; /* in model order: by layer, weight before bias */
+    struct param *params;  /* in model order: by layer, weight before bias */
     size_t param_elements; /* without padding */
     size_t flat_count;     /* floats of the flat vector, padding included */
     size_t slice_count;
@@ -67,13 +68,16 @@ struct model {
 };
 
 /* spec: checked (model/spec.h). Takes a copy. TALLY_EINVAL says which layer does not fit, with the shapes around it. */
-tally_status model_build(const Tally__V1__JobSpec *spec, const Tally__V1__DataFacts *facts, struct model **ret_model, struct tally_error *err);
+tally_status model_build(const Tally__V1__JobSpec *spec, const Tally__V1__DataFacts *facts, struct model **ret_model,
+                         struct tally_error *err);
 void model_free(struct model *model);
 
-/* The shard of slice s among so many: contiguous runs of slices, as equal in bytes as can be; some shards have none where there are fewer slices. */
+/* The shard of slice s among so many: contiguous runs of slices, as equal in bytes as can be; some shards have none
+ * where there are fewer slices. */
 uint32_t model_slice_shard(const struct model *model, uint32_t shards, uint32_t slice);
 /* The slices [begin, end) of a shard. */
-void model_shard_slices(const struct model *model, uint32_t shards, uint32_t shard, uint32_t *ret_begin, uint32_t *ret_end);
+void model_shard_slices(const struct model *model, uint32_t shards, uint32_t shard, uint32_t *ret_begin,
+                        uint32_t *ret_end);
 
 /* "20x24x24" into text, at most size bytes with the terminating zero. Returns text. */
 const char *shape_text(const struct shape *shape, char *text, size_t size);

@@ -1,15 +1,15 @@
 #ifndef MODEL_PLAN_H
 #define MODEL_PLAN_H
 /*
- * What one worker runs: operations in order, tensors with their places in one arena, and the list of actions of a step. Made from the model, the mesh and
- * the schedule; printed, simulated and tested without a worker. The executor (worker/executor.h) runs any such list.
+ * What one worker runs: operations in order, tensors with their places in one arena, and the list of actions of a step.
+ * Made from the model, the mesh and the schedule; printed, simulated and tested without a worker. The executor
+ * (worker/executor.h) runs any such list.
  *
- * Lowering fuses where a backend has one operation for it: linear + relu, conv2d (+ relu) + max_pool2d without padding. Flatten is a view. A stage holds
- * the operations of its layers; with one stage that is the whole model.
+ * Lowering fuses where a backend has one operation for it: linear + relu, conv2d (+ relu) + max_pool2d without padding.
+ * Flatten is a view. A stage holds the operations of its layers; with one stage that is the whole model.
  */
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdint.h>
 
 #include "kernels/kernels.h"
@@ -29,24 +29,28 @@ struct plan_tensor {
     int32_t view_of; /* -1: has its own memory. Else a tensor that has: stride and offsets here are that one's */
     size_t elements, stride; /* of a sample */
     size_t value_offset;     /* bytes in a micro-batch's activation block */
-    size_t grad_offset;      /* bytes in the gradient block; SIZE_MAX: needs none (the model's input, or nothing before it has parameters) */
-    uint32_t readers;        /* operations, and the loss, that read it or a view of it */
+    size_t grad_offset; /* bytes in the gradient block; SIZE_MAX: needs none (the model's input, or nothing before it
+                           has parameters) */
+    uint32_t readers;   /* operations, and the loss, that read it or a view of it */
 };
 
 struct plan_op {
-    struct kernel_op_desc desc; /* of one sample: desc.rows is rows_per_sample; a program's operation has program.rows times as many */
+    struct kernel_op_desc
+        desc; /* of one sample: desc.rows is rows_per_sample; a program's operation has program.rows times as many */
     uint32_t layer_begin, layer_end; /* the layers that it computes */
     size_t input_count;
-    int32_t *inputs;    /* tensors */
-    bool *accumulate;   /* by input: backward adds to the gradient (an operation later in the list has written it already) */
-    bool *input_grad;   /* by input: wanted at all */
-    int32_t output;     /* tensor; -1: the loss */
-    int32_t weight, bias; /* params; -1: none */
-    bool backward; /* false: nothing before it, nor itself, has parameters */
-    size_t saved_offset;  /* bytes in a micro-batch's activation block */
+    int32_t *inputs;  /* tensors */
+    bool *accumulate; /* by input: backward adds to the gradient (an operation later in the list has written it already)
+                       */
+    bool *input_grad; /* by input: wanted at all */
+    int32_t output;   /* tensor; -1: the loss */
+    int32_t weight, bias;   /* params; -1: none */
+    bool backward;          /* false: nothing before it, nor itself, has parameters */
+    size_t saved_offset;    /* bytes in a micro-batch's activation block */
     size_t rows_per_sample; /* linear on samples of more than one dimension: rows of the product in a sample */
-    /* Backward asks for backward_data first, then for backward_weight in these parts, in order, so that a slice can leave as soon as it is whole (and its
-     * weights may then be replaced at any time): rows [part_rows[i], part_rows[i + 1]). At least one part where there is a weight. */
+    /* Backward asks for backward_data first, then for backward_weight in these parts, in order, so that a slice can
+     * leave as soon as it is whole (and its weights may then be replaced at any time): rows [part_rows[i], part_rows[i
+     * + 1]). At least one part where there is a weight. */
     size_t part_count;
     size_t *part_rows; /* part_count + 1; NULL: no weight */
 };
@@ -58,12 +62,13 @@ struct plan_program {
 };
 
 enum action_kind {
-    ACTION_FORWARD,   /* the stage's operations on a micro-batch (and the loss, in the last stage) */
-    ACTION_BACKWARD,  /* gradients of a micro-batch into the subtree's sum */
-    ACTION_PUSH,      /* the subtree's last leaf: its slices leave while this backward runs. Marks, on the list, what BACKWARD with `push` does */
-    ACTION_SEND,      /* an activation or its gradient to a peer */
+    ACTION_FORWARD,  /* the stage's operations on a micro-batch (and the loss, in the last stage) */
+    ACTION_BACKWARD, /* gradients of a micro-batch into the subtree's sum */
+    ACTION_PUSH,     /* the subtree's last leaf: its slices leave while this backward runs. Marks, on the list, what
+                        BACKWARD with `push` does */
+    ACTION_SEND,     /* an activation or its gradient to a peer */
     ACTION_RECEIVE,
-    ACTION_EVALUATE,  /* forward and loss of an evaluation micro-batch */
+    ACTION_EVALUATE, /* forward and loss of an evaluation micro-batch */
 };
 
 struct action {
@@ -72,7 +77,7 @@ struct action {
     uint32_t chunk;       /* model chunk of this worker; 0 */
     uint32_t slot;        /* which activation block: micro-batches in flight have their own */
     uint32_t level;       /* BACKWARD: buffer of the tree's level that takes this leaf's gradient */
-    uint32_t merges;      /* BACKWARD: how many times the result is then added to the level below (levels level-1, ...) */
+    uint32_t merges; /* BACKWARD: how many times the result is then added to the level below (levels level-1, ...) */
     struct tree_node push; /* BACKWARD: begin < end: this leaf completes this node of the cover; its slices go out */
     uint32_t peer, edge;   /* SEND, RECEIVE */
 };
@@ -90,9 +95,9 @@ struct plan {
     struct plan_op *ops; /* op_count, then the loss at [op_count], which reads the output */
     size_t program_count;
     struct plan_program *programs;
-    int32_t output;          /* tensor that the loss reads */
-    size_t input_stride;     /* of the model's input rows */
-    uint32_t rows_max;       /* of any program */
+    int32_t output;      /* tensor that the loss reads */
+    size_t input_stride; /* of the model's input rows */
+    uint32_t rows_max;   /* of any program */
     struct evaluation evaluation;
     size_t target_bytes;     /* of a full micro-batch's targets */
     size_t target_offset;    /* where they lie in the activation block */
@@ -125,16 +130,20 @@ struct shard_memory {
 };
 struct shard_memory plan_shard_memory(const struct model *model, uint32_t shards, uint32_t shard);
 
-/* Prepares every operation for every row count that occurs in training and, with eval_samples > 0, in evaluation. Keeps model, which must live longer. */
-tally_status plan_build(const struct model *model, const Tally__V1__DataFacts *facts, struct mesh mesh, uint32_t rank, const struct kernels *kernels,
-                        struct kernel_backend *backend, struct plan **ret_plan, struct tally_error *err);
+/* Prepares every operation for every row count that occurs in training and, where there is a test set, in evaluation.
+ * Keeps model, which must live longer. */
+tally_status plan_build(const struct model *model, const Tally__V1__DataFacts *facts, struct mesh mesh, uint32_t rank,
+                        const struct kernels *kernels, struct kernel_backend *backend, struct plan **ret_plan,
+                        struct tally_error *err);
 void plan_free(struct plan *plan);
 
-/* The actions of this rank in a step of so many leaves. actions: at least plan_actions_max(). Returns how many; 0: this rank has no leaf. */
+/* The actions of this rank in a step of so many leaves. actions: at least plan_actions_max(). Returns how many; 0: this
+ * rank has no leaf. */
 size_t plan_actions_max(const struct plan *plan);
 size_t plan_step_actions(const struct plan *plan, uint32_t leaves, struct action *actions);
 
-/* The actions of this rank in an evaluation (its leaves are shared out like a step's): one ACTION_EVALUATE a leaf; those from `first` on, at most `max`. Returns how many. */
+/* The actions of this rank in an evaluation (its leaves are shared out like a step's): one ACTION_EVALUATE a leaf;
+ * those from `first` on, at most `max`. Returns how many. */
 size_t plan_eval_actions(const struct plan *plan, size_t first, size_t max, struct action *actions);
 
 /* The program of a row count; NULL: not one that plan_build foresaw. */

@@ -1,4 +1,5 @@
 /* Written by tests/reference/shapes_reference.py with torch 2.15.0. */
+/* clang-format off */
 static const struct shape_case shape_cases[] = {
     {"conv2d: {out_channels: 4, kernel_size: [4, 6], stride: 2, padding: 3, bias: false}", 3, {1, 9, 4}, 3, {4, 6, 3}, 4, {4, 1, 4, 6}, 0},
     {"conv2d: {out_channels: 5, kernel_size: 4, stride: [4, 1], padding: [3, 4]}", 3, {1, 1, 1}, 3, {5, 1, 6}, 4, {5, 1, 4, 4}, 1},

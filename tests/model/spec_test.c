@@ -218,9 +218,10 @@ static const struct {
      "12:25: data.train.npy.inputs: %s is a folder, expected a file"},
     {"  loss:", "  init: {safetensors: {path: gone.safetensors}}\n  loss:",
      "10:30: model.init.safetensors.path: cannot read %s/gone.safetensors: No such file or directory"},
-    {"parallel:", "  micro_batch_size: 1\n  steps: 3\nparallel:", NULL},    /* taken */
-    {"batch_size: 24", "batch_size: 101", NULL},                            /* one short step an epoch */
-    {"train:\n  batch", "parallel: {data: 2}\ntrain:\n  batch", "20:1: parallel: is given twice"}, /* a duplicate key: the mapper's */
+    {"parallel:", "  micro_batch_size: 1\n  steps: 3\nparallel:", NULL}, /* taken */
+    {"batch_size: 24", "batch_size: 101", NULL},                         /* one short step an epoch */
+    {"train:\n  batch", "parallel: {data: 2}\ntrain:\n  batch",
+     "20:1: parallel: is given twice"}, /* a duplicate key: the mapper's */
     {"train: {synthetic", "drop_last: true\n  train: {synthetic", NULL},
     {"{max_pool2d: {kernel_size: 2}}", "{max_pool2d: {kernel_size: 7}}",
      "5:34: model.layers[1].max_pool2d.kernel_size: a window of 7 (dilation 1) does not fit the height of 6 (padding "

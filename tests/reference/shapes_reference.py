@@ -107,6 +107,7 @@ def dims(shape):
 
 def main():
     print("/* Written by tests/reference/shapes_reference.py with torch %s. */" % torch.__version__.split("+")[0])
+    print("/* clang-format off */")
     print("static const struct shape_case shape_cases[] = {")
     for make_case, count in ((conv2d, 90), (max_pool2d, 120), (avg_pool2d, 90), (linear, 40), (flatten, 50)):
         for _ in range(count):
