@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "common/rng.h"
 #include "common/safetensors.h"
+#include "model/init_check.h"
 
 /* The part of a parameter that lies in [begin, end) of the flat vector, seen from the parameter's first element. */
 struct part {
@@ -55,79 +56,13 @@ static void draw(const struct model *model, size_t begin, size_t end, float *dst
 
 /* ---- from a file ---- */
 
-static bool same_shape(const struct safetensor *tensor, const struct shape *shape)
-{
-    if (tensor->dims != shape->ndim)
-        return false;
-    for (size_t i = 0; i < shape->ndim; i++)
-        if (tensor->shape[i] != shape->dim[i])
-            return false;
-    return true;
-}
-
-/* "(64, 3)" as safetensors_shape_text prints it. */
-static void wanted_text(const struct shape *shape, char *text, size_t size)
-{
-    struct safetensor like = {.dims = (uint32_t)shape->ndim};
-    for (size_t i = 0; i < shape->ndim; i++)
-        like.shape[i] = shape->dim[i];
-    safetensors_shape_text(&like, text, size);
-}
-
-static tally_status check_param(const char *path, const struct safetensors *file, const struct param *param,
-                                struct tally_error *err)
-{
-    const struct safetensor *tensor = safetensors_find(file, param->name);
-    char found[96], wanted[96];
-    wanted_text(&param->shape, wanted, sizeof(wanted));
-    if (!tensor)
-        return tally_fail(err, TALLY_EINVAL, "%s: has no tensor %s, expected one of shape %s", path, param->name,
-                          wanted);
-    safetensors_shape_text(tensor, found, sizeof(found));
-    if (!same_shape(tensor, &param->shape))
-        return tally_fail(err, TALLY_EINVAL, "%s: its tensor %s has the shape %s, expected %s", path, param->name,
-                          found, wanted);
-    if (tensor->dtype != SAFETENSORS_F32)
-        return tally_fail(err, TALLY_EINVAL, "%s: its tensor %s is %s, expected F32", path, param->name,
-                          safetensors_dtype_text(tensor->dtype));
-    return TALLY_OK;
-}
-
-static bool has_param(const struct model *model, const char *name)
-{
-    for (size_t i = 0; i < model->param_count; i++)
-        if (strcmp(model->params[i].name, name) == 0)
-            return true;
-    return false;
-}
-
-static tally_status check_file(const struct model *model, const char *path, const struct safetensors *file,
-                               struct tally_error *err)
-{
-    for (size_t i = 0; i < model->param_count; i++) {
-        tally_status status = check_param(path, file, &model->params[i], err);
-        if (status != TALLY_OK)
-            return status;
-    }
-    /* Every parameter is there once, so only a larger file has others. */
-    if (safetensors_count(file) == model->param_count)
-        return TALLY_OK;
-    for (size_t i = 0; i < safetensors_count(file); i++) {
-        const char *name = safetensors_at(file, i)->name;
-        if (!has_param(model, name))
-            return tally_fail(err, TALLY_EINVAL, "%s: the model has no parameter for its tensor %s", path, name);
-    }
-    return tally_fail(err, TALLY_EINTERNAL, "%s: has %zu tensors for %zu parameters", path, safetensors_count(file),
-                      model->param_count);
-}
-
 static tally_status copy_file(const struct model *model, const char *path, size_t begin, size_t end, float *dst,
                               struct tally_error *err)
 {
     struct safetensors *file = NULL;
     tally_status status = safetensors_open(path, &file, err);
     if (status == TALLY_OK)
-        status = check_file(model, path, file, err);
+        status = init_check(model, path, file, err);
     for (size_t i = 0; status == TALLY_OK && i < model->param_count; i++) {
         const struct param *param = &model->params[i];
         struct part part = part_of(param, begin, end);

@@ -5,42 +5,60 @@
 
 #include "common/spec_file.h"
 
-static tally_status check_tensor(const struct param *param, const struct safetensor *tensor, struct tally_error *err)
+static bool same_shape(const struct safetensor *tensor, const struct shape *shape)
 {
-    char wanted[96], found[160];
-    bool same = tensor->dims == param->shape.ndim;
-    for (size_t i = 0; same && i < param->shape.ndim; i++)
-        same = tensor->shape[i] == param->shape.dim[i];
-    if (!same) {
-        safetensors_shape_text(tensor, found, sizeof found);
-        return tally_fail(err, TALLY_EINVAL, "tensor %s has shape %s, the model's parameter is %s", param->name, found,
-                          shape_text(&param->shape, wanted, sizeof wanted));
-    }
-    if (tensor->dtype != SAFETENSORS_F32)
-        return tally_fail(err, TALLY_EINVAL, "tensor %s is %s, expected F32", param->name,
-                          safetensors_dtype_text(tensor->dtype));
-    return TALLY_OK;
+    if (tensor->dims != shape->ndim)
+        return false;
+    for (size_t i = 0; i < shape->ndim; i++)
+        if (tensor->shape[i] != shape->dim[i])
+            return false;
+    return true;
 }
 
-static tally_status missing(const struct model *model, const struct safetensors *file, const struct param *param,
+/* "(64, 3)" as safetensors_shape_text prints it. */
+static void wanted_text(const struct shape *shape, char *text, size_t size)
+{
+    struct safetensor like = {.dims = (uint32_t)shape->ndim};
+    for (size_t i = 0; i < shape->ndim; i++)
+        like.shape[i] = shape->dim[i];
+    safetensors_shape_text(&like, text, size);
+}
+
+static tally_status missing(const char *path, const struct safetensors *file, const char *name, const char *wanted,
                             struct tally_error *err)
 {
     size_t n = safetensors_count(file);
     const char **names = calloc(n + 1, sizeof *names);
     if (!names)
-        return tally_fail(err, TALLY_ENOMEM, "out of memory for the names of %zu tensors", n);
+        return tally_fail(err, TALLY_ENOMEM, "%s: out of memory for the names of %zu tensors", path, n);
     for (size_t i = 0; i < n; i++)
         names[i] = safetensors_at(file, i)->name;
-    const char *near = spec_nearest(param->name, names, n);
-    tally_status status = near ? tally_fail(err, TALLY_EINVAL, "no tensor %s for layer '%s' (there is %s)", param->name,
-                                            model->layers[param->layer].name, near)
-                               : tally_fail(err, TALLY_EINVAL, "no tensor %s for layer '%s'", param->name,
-                                            model->layers[param->layer].name);
+    const char *near = spec_nearest(name, names, n);
+    tally_fail(err, TALLY_EINVAL, "%s: has no tensor %s, expected one of shape %s%s%s%s", path, name, wanted,
+               near ? " (there is " : "", near ? near : "", near ? ")" : "");
     free(names);
-    return status;
+    return TALLY_EINVAL;
 }
 
-static bool is_param(const struct model *model, const char *name)
+static tally_status check_param(const char *path, const struct safetensors *file, const struct param *param,
+                                struct tally_error *err)
+{
+    const struct safetensor *tensor = safetensors_find(file, param->name);
+    char found[96], wanted[96];
+    wanted_text(&param->shape, wanted, sizeof(wanted));
+    if (!tensor)
+        return missing(path, file, param->name, wanted, err);
+    safetensors_shape_text(tensor, found, sizeof(found));
+    if (!same_shape(tensor, &param->shape))
+        return tally_fail(err, TALLY_EINVAL, "%s: its tensor %s has the shape %s, expected %s", path, param->name,
+                          found, wanted);
+    if (tensor->dtype != SAFETENSORS_F32)
+        return tally_fail(err, TALLY_EINVAL, "%s: its tensor %s is %s, expected F32", path, param->name,
+                          safetensors_dtype_text(tensor->dtype));
+    return TALLY_OK;
+}
+
+static bool has_param(const struct model *model, const char *name)
 {
     for (size_t i = 0; i < model->param_count; i++)
         if (strcmp(model->params[i].name, name) == 0)
@@ -48,18 +66,22 @@ static bool is_param(const struct model *model, const char *name)
     return false;
 }
 
-tally_status init_check(const struct model *model, const struct safetensors *file, struct tally_error *err)
+tally_status init_check(const struct model *model, const char *path, const struct safetensors *file,
+                        struct tally_error *err)
 {
     for (size_t i = 0; i < model->param_count; i++) {
-        const struct safetensor *tensor = safetensors_find(file, model->params[i].name);
-        tally_status status =
-            tensor ? check_tensor(&model->params[i], tensor, err) : missing(model, file, &model->params[i], err);
+        tally_status status = check_param(path, file, &model->params[i], err);
         if (status != TALLY_OK)
             return status;
     }
-    for (size_t i = 0; safetensors_count(file) != model->param_count && i < safetensors_count(file); i++)
-        if (!is_param(model, safetensors_at(file, i)->name))
-            return tally_fail(err, TALLY_EINVAL, "tensor %s is no parameter of the model",
-                              safetensors_at(file, i)->name);
-    return TALLY_OK;
+    /* Every parameter is there once, so only a larger file has others. */
+    if (safetensors_count(file) == model->param_count)
+        return TALLY_OK;
+    for (size_t i = 0; i < safetensors_count(file); i++) {
+        const char *name = safetensors_at(file, i)->name;
+        if (!has_param(model, name))
+            return tally_fail(err, TALLY_EINVAL, "%s: the model has no parameter for its tensor %s", path, name);
+    }
+    return tally_fail(err, TALLY_EINTERNAL, "%s: has %zu tensors for %zu parameters", path, safetensors_count(file),
+                      model->param_count);
 }

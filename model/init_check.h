@@ -6,6 +6,7 @@
 #include "model/model.h"
 
 /* Every parameter is there under its name, with its shape, as F32, and nothing else is. TALLY_EINVAL names the tensor;
- * the file's name is the caller's to add. */
-tally_status init_check(const struct model *model, const struct safetensors *file, struct tally_error *err);
+ * path is the file's, for errors. */
+tally_status init_check(const struct model *model, const char *path, const struct safetensors *file,
+                        struct tally_error *err);
 #endif

@@ -20,14 +20,16 @@ static void avg_window(const Tally__V1__AvgPool2d *pool, struct kernel_window *w
     window_pair(0, NULL, ones, window->dilation);
 }
 
-/* A window that begins in the padding and, for its dilation, steps over the whole input. PyTorch gives -infinity there,
- * and a gradient to nowhere. */
-static bool sees_only_padding(size_t in, size_t kernel, size_t stride, size_t padding, size_t dilation)
+/*
+ * A window that begins in the padding and, for its dilation, steps over the whole input. PyTorch gives -infinity there,
+ * and a gradient to nowhere. It takes a step larger than the input, so there are no more than a few windows.
+ */
+static bool sees_only_padding(size_t in, const struct kernel_window *w, size_t i, size_t outputs)
 {
-    for (size_t begin = 0; dilation > 1 && begin < padding;
-         begin += stride) { /* counted from the left padding's first element */
-        size_t steps = (padding - begin + dilation - 1) / dilation;
-        if (steps >= kernel || begin + steps * dilation - padding >= in)
+    size_t dilation = w->dilation[i], padding = w->padding[i];
+    for (size_t o = 0; dilation > in && o < outputs && o * w->stride[i] < padding; o++) {
+        size_t before = padding - o * w->stride[i], steps = (before + dilation - 1) / dilation;
+        if (steps >= w->kernel[i] || steps * dilation - before >= in)
             return true;
     }
     return false;
@@ -51,7 +53,7 @@ static tally_status pool2d_shape(const struct layer_check *check, const struct s
             return layer_fail(check, "kernel_size", pair ? (int)i : -1,
                               "a window of %zu (dilation %zu) does not fit the %s of %zu (padding %zu) that %s gives",
                               w->kernel[i], w->dilation[i], i ? "width" : "height", size, w->padding[i], check->input);
-        if (sees_only_padding(size, w->kernel[i], w->stride[i], w->padding[i], w->dilation[i]))
+        if (sees_only_padding(size, w, i, dim[1 + i]))
             return layer_fail(check, "dilation", -1,
                               "a window of %zu with dilation %zu and padding %zu sees only padding over a %s of %zu",
                               w->kernel[i], w->dilation[i], w->padding[i], i ? "width" : "height", size);

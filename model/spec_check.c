@@ -7,9 +7,6 @@
 #include "model/batches.h"
 #include "model/spec_build.h"
 
-/* torch.randperm takes another generator path from here on (2^32 / 20), which common/rng.h does not follow. */
-#define SHUFFLE_SAMPLES_MAX UINT64_C(214748364)
-
 static tally_status out_of_memory(struct tally_error *err)
 {
     return tally_fail(err, TALLY_ENOMEM, "out of memory for the job's spec");
@@ -166,13 +163,14 @@ static tally_status check_tensor(const Tally__V1__JobSpec *spec, const struct la
         return TALLY_OK;
     for (size_t i = 0; i < tensor->n_layers; i++) {
         const Tally__V1__Tensor__LayersEntry *entry = tensor->layers[i];
-        size_t layer = find_name(names, entry->key, file, &entry->base, NULL, -1, err);
+        const char *key = entry->key ? entry->key : ""; /* absent in a request */
+        size_t layer = find_name(names, key, file, &entry->base, NULL, -1, err);
         if (layer == names->n)
             return TALLY_EINVAL;
         Tally__V1__Layer__KindCase kind = spec->model->layers[layer]->kind_case;
         if (kind != TALLY__V1__LAYER__KIND_LINEAR && kind != TALLY__V1__LAYER__KIND_CONV2D)
             return spec_error(file, err, &entry->base, NULL, -1,
-                              "layer '%s' has no weight to split, expected a linear or conv2d layer", entry->key);
+                              "layer '%s' has no weight to split, expected a linear or conv2d layer", key);
     }
     if (tensor->has_size && tensor->size > 1)
         return spec_error(file, err, &tensor->base, "size", -1,
@@ -241,10 +239,6 @@ tally_status spec_check_facts(const Tally__V1__JobSpec *spec, const Tally__V1__D
         return spec_error(file, err, &data->base, facts->train_samples > UINT32_MAX ? "train" : "test", -1,
                           "holds %" PRIu64 " samples, expected at most %" PRIu32 "; limit says how many to use",
                           facts->train_samples > UINT32_MAX ? facts->train_samples : facts->test_samples, UINT32_MAX);
-    if (data->shuffle && facts->train_samples > SHUFFLE_SAMPLES_MAX)
-        return spec_error(file, err, &data->base, "shuffle", -1,
-                          "at most %" PRIu64 " samples can be shuffled, the training set has %" PRIu64,
-                          SHUFFLE_SAMPLES_MAX, facts->train_samples);
     if (batches_init(&batches, facts->train_samples, train->batch_size, spec_micro_batch(spec), data->drop_last,
                      train->epochs, train->steps, &inner) != TALLY_OK)
         return spec_error(file, err, &train->base, train->has_micro_batch_size ? "micro_batch_size" : "batch_size", -1,

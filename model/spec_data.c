@@ -216,11 +216,8 @@ tally_status spec_check_init(const Tally__V1__JobSpec *spec, const struct model 
     if (!init)
         return TALLY_OK;
     tally_status status = safetensors_open(init->path, &tensors, &inner);
-    if (status == TALLY_OK) {
-        status = init_check(model, tensors, &inner);
-        if (status != TALLY_OK)
-            tally_error_prefix(&inner, "%s", init->path);
-    }
+    if (status == TALLY_OK)
+        status = init_check(model, init->path, tensors, &inner);
     safetensors_close(tensors);
     if (status != TALLY_OK) {
         spec_error(file, err, &init->base, "path", -1, "%s", inner.message);

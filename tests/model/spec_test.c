@@ -311,9 +311,10 @@ static void initial_weights_must_fit(void **state)
     struct safetensors_entry entries[7] = {
         {"conv1.weight", 4, conv_w}, {"conv1.bias", 1, conv_b}, {"fc1.weight", 2, fc1_w}, {"fc1.bias", 1, fc1_b},
         {"fc2.weight", 2, fc2_w},    {"fc2.bias", 1, fc2_b},    {"fc3.bias", 1, fc2_b}};
-    static const char *const messages[] = {NULL, "tensor fc3.bias is no parameter of the model",
-                                           "no tensor fc2.bias for layer 'fc2' (there is fc1.bias)",
-                                           "tensor fc1.weight has shape (36, 12), the model's parameter is 12x36"};
+    static const char *const messages[] = {
+        NULL, "start.safetensors: the model has no parameter for its tensor fc3.bias",
+        "start.safetensors: has no tensor fc2.bias, expected one of shape (5,) (there is fc1.bias)",
+        "start.safetensors: its tensor fc1.weight has the shape (36, 12), expected (12, 36)"};
     for (size_t i = 0; i < 4; i++) {
         struct job_file *job = NULL;
         struct tally_error err = {0};
