@@ -83,8 +83,10 @@ tally_status spec_enum_parse(const ProtobufCEnumDescriptor *type, const char *te
 /* The label or name of an enum's value; NULL if it has none. A static string. */
 const char *spec_enum_text(const ProtobufCEnumDescriptor *type, int value);
 
-/* The nearest of the names to text, if it is near enough to be what was meant (edit distance at most a third of its
- * length); else NULL. */
+/*
+ * The nearest of the names to text, if it is near enough to be what was meant (at most a third of its letters differ,
+ * or it is how a name begins); else NULL.
+ */
 const char *spec_nearest(const char *text, const char *const *names, size_t n);
 
 /* Accepts NULL. */

@@ -8,6 +8,7 @@
 
 #define FOUND_BYTES 40
 #define NAME_BYTES 64
+#define PREFIX_MIN 3
 
 void spec_say(struct spec_words *w, const char *format, ...)
 {
@@ -257,7 +258,11 @@ static void nearest_try(struct nearest *n, const char *name)
     char folded[NAME_BYTES];
     if (n->text_n == 0 || strlen(name) > NAME_BYTES)
         return;
-    size_t d = distance(n->text, n->text_n, folded, fold(name, folded));
+    size_t name_n = fold(name, folded);
+    size_t d = distance(n->text, n->text_n, folded, name_n);
+    /* The beginning of a name is as near as one slip: conv, max_pool, micro_batch. */
+    if (n->text_n >= PREFIX_MIN && name_n > n->text_n && memcmp(n->text, folded, n->text_n) == 0)
+        d = 1;
     if (d < n->best_distance) {
         n->best = name;
         n->best_distance = d;

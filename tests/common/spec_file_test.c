@@ -93,6 +93,7 @@ static const struct bad bad[] = {
      "f:3:16: model.layers[0].conv2d.kernal_size: unknown key (did you mean kernel_size?)"},
     {JOB, "model: {layers: [{relu: {}}, {max_pool_2d: {}}]}\n",
      "f:1:31: model.layers[1].max_pool_2d: unknown key (did you mean max_pool2d?)"},
+    {LAYER, "conv: {}\n", "f:1:1: conv: unknown key (did you mean conv2d?)"},
     {SGD, "learning_rate: 1\n",
      "f:1:1: learning_rate: unknown key, expected one of lr, momentum, dampening, weight_decay, nesterov, maximize"},
     {LAYER, "relu: {inplace: true}\n", "f:1:8: relu.inplace: unknown key, expected none"},
@@ -342,6 +343,22 @@ static void scalars_are_exact(void **state)
     assert_memory_equal(chunk->data.data, "\x00\xff\x3e\x61", 4);
     assert_int_equal(chunk->offset, 7);
     drop(chunk);
+}
+
+/* The ends of a range belong to it. */
+static void bounds_belong_to_the_range(void **state)
+{
+    (void)state;
+    drop(must_read(&tally__v1__cross_entropy__descriptor, "label_smoothing: 1"));
+    drop(must_read(&tally__v1__cross_entropy__descriptor, "label_smoothing: 0"));
+    drop(must_read(&tally__v1__train__descriptor, "{batch_size: 16777216, optimizer: {sgd: {lr: 0}}}"));
+    drop(must_read(PARALLEL, "{shards: 1, data: 1024}"));
+    drop(must_read(PARALLEL, "{shards: 256, data: 1}"));
+    Tally__V1__Flatten *flatten =
+        must_read(&tally__v1__flatten__descriptor, "{start_dim: -2147483648, end_dim: 2147483647}");
+    assert_int_equal(flatten->start_dim, INT32_MIN);
+    assert_int_equal(flatten->end_dim, INT32_MAX);
+    drop(flatten);
 }
 
 static void strings_keep_what_was_written(void **state)
@@ -660,6 +677,9 @@ static void nearest_names(void **state)
     assert_string_equal(spec_nearest("conv3", names, COUNT(names)), "conv1");
     assert_string_equal(spec_nearest("Linaer", names, COUNT(names)), "linear");
     assert_string_equal(spec_nearest("f", names, COUNT(names)), "fc");
+    assert_string_equal(spec_nearest("lin", names, COUNT(names)), "linear");
+    assert_string_equal(spec_nearest("conv", names, COUNT(names)), "conv1");
+    assert_null(spec_nearest("li", names, COUNT(names)));
     assert_null(spec_nearest("dropout", names, COUNT(names)));
     assert_null(spec_nearest("", names, COUNT(names)));
     char longest[1000];
@@ -693,6 +713,7 @@ int main(void)
         cmocka_unit_test(bounds_hold),
         cmocka_unit_test(the_example_is_read),
         cmocka_unit_test(scalars_are_exact),
+        cmocka_unit_test(bounds_belong_to_the_range),
         cmocka_unit_test(strings_keep_what_was_written),
         cmocka_unit_test(shorthand_is_read),
         cmocka_unit_test(positions_are_kept),
