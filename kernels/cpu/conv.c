@@ -71,6 +71,7 @@ static void conv_destroy(void *memory)
     struct conv_plan *plan = memory;
     if (!plan)
         return;
+    conv_winners_destroy(plan);
     free(plan->offset);
     free(plan->pixel_offset);
     free(plan);
@@ -125,7 +126,8 @@ static void size_workspace(struct kernel_op *op)
         unpooled + image + cpu_line(plan->column_rows * plan->pixels) + gemm->workspace(plan->pixels, plan->out);
     const size_t weight =
         unpooled + image + cpu_line(plan->patch * plan->out) + gemm->workspace(plan->out, plan->pixels);
-    op->workspace_bytes = max_size(max_size(forward, data), weight) * sizeof(float);
+    const size_t winners = plan->winners.level ? conv_winners_workspace(op) : 0;
+    op->workspace_bytes = max_size(max_size(forward, winners), max_size(data, weight)) * sizeof(float);
     if (op->desc.conv2d.pool)
         op->saved_bytes = op->desc.rows * op->desc.conv2d.out_channels * plan->y_plane * sizeof(uint32_t);
 }
@@ -136,6 +138,8 @@ static tally_status conv_prepare(struct kernel_op *op, struct tally_error *err)
     tally_status status = check(op, err);
     if (!status)
         status = make_plan(op, err);
+    if (!status)
+        status = conv_winners_prepare(op, op->plan, err);
     if (status)
         return status;
     size_workspace(op);
@@ -221,6 +225,16 @@ static void conv_forward(const struct kernel_op *op, const struct kernel_args *a
         }
 }
 
+const float *conv_masked_dy(const struct kernel_op *op, const struct kernel_args *args, size_t r, size_t begin,
+                            size_t end)
+{
+    const struct conv_plan *plan = op->plan;
+    const size_t at = r * op->desc.y_stride + begin * plan->y_plane;
+    if (op->desc.relu) /* again and again gives the same, so nobody need know who came first */
+        op->level->pointwise->relu_mask((end - begin) * plan->y_plane, args->y + at, args->dy + at);
+    return args->dy + at;
+}
+
 /* The gradient of the convolution's own output, channels [begin, end) of image r: dy itself, or spread to the winners
  * in buffer. */
 static const float *conv_gradient(const struct kernel_op *op, const struct kernel_args *args, size_t r, size_t begin,
@@ -228,10 +242,7 @@ static const float *conv_gradient(const struct kernel_op *op, const struct kerne
 {
     const struct kernel_op_desc *d = &op->desc;
     const struct conv_plan *plan = op->plan;
-    const size_t n = (end - begin) * plan->y_plane, at = r * d->y_stride + begin * plan->y_plane;
-    float *dy = args->dy + at;
-    if (d->relu) /* again and again gives the same */
-        op->level->pointwise->relu_mask(n, args->y + at, dy);
+    const float *dy = conv_masked_dy(op, args, r, begin, end);
     if (!d->conv2d.pool)
         return dy;
     const uint32_t *winner = (const uint32_t *)args->saved + (r * d->conv2d.out_channels + begin) * plan->y_plane;
@@ -267,6 +278,10 @@ static void conv_backward_data(const struct kernel_op *op, const struct kernel_a
     const struct conv_plan *plan = op->plan;
     if (!args->dx[0])
         return;
+    if (plan->winners.level) {
+        conv_winners_backward_data(op, args);
+        return;
+    }
     float *unpooled = args->workspace;
     float *padded = unpooled + (d->conv2d.pool ? cpu_line(plan->out * plan->pixels) : 0);
     float *columns = padded + (plan->padded ? cpu_line(plan->image) : 0);
@@ -342,7 +357,10 @@ static void conv_backward_weight(const struct kernel_op *op, const struct kernel
     const struct conv_plan *plan = op->plan;
     while (row_begin < row_end) {
         const size_t group_end = min_size((row_begin / plan->out + 1) * plan->out, row_end);
-        weight_part(op, args, row_begin, group_end);
+        if (plan->winners.level)
+            conv_winners_backward_weight(op, args, row_begin, group_end);
+        else
+            weight_part(op, args, row_begin, group_end);
         row_begin = group_end;
     }
 }

@@ -79,6 +79,33 @@ struct patch_level {
                     float *image);
 };
 
+/*
+ * Gradients of a convolution behind which a max pool stands: only the winners have one. Images are channels-last,
+ * (height, width, channels), so that what lies under one row of the kernel is contiguous: a segment. A patch is
+ * segments of one length, each filled up to whole vectors.
+ */
+struct winner_shape {
+    size_t vectors;        /* of a patch */
+    const uint32_t *place; /* [vectors]: each vector's first float in the image, for output pixel 0 */
+    const uint32_t *lanes; /* [vectors]: how many of its floats belong to the segment */
+};
+
+struct winner {
+    uint32_t at; /* floats: of the patch in the images (weight), of the channel's weights (data) */
+    float dy;
+};
+
+struct winner_level {
+    size_t vector; /* floats */
+    /* sums[vectors * vector] += sum over the winners of dy * the patch at images + at. Up to a vector is read behind a
+     * patch. */
+    void (*weight)(const struct winner_shape *shape, size_t n, const struct winner *winners, const float *images,
+                   float *sums);
+    /* The patch at image += sum over the winners of dy * weights[at ...]. */
+    void (*data)(const struct winner_shape *shape, size_t n, const struct winner *winners, const float *weights,
+                 float *image);
+};
+
 struct cpu_level {
     const char *name;
     const struct gemm_level *gemm;
@@ -86,6 +113,8 @@ struct cpu_level {
     const struct loss_level *loss;
     const struct pool_level *pool;
     const struct patch_level *patch;
+    const struct winner_level *winner;
+    const struct winner_level *narrow_winner; /* of at most 8 floats: no worse for short segments */
 };
 
 extern const struct cpu_level cpu_level_generic, cpu_level_avx2, cpu_level_avx512;

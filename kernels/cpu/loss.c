@@ -61,9 +61,13 @@ static double cross_entropy(const struct loss_row *row, float ret[2], bool *ret_
     }
     if (m == -INFINITY) /* every x is -inf or NaN: -inf - -inf; the filler must not decide */
         sums[0] = NAN;
-    double sum = 0;
+    double halves[LANES];
     for (size_t l = 0; l < LANES; l++)
-        sum += (double)sums[l];
+        halves[l] = (double)sums[l];
+    for (size_t half = LANES / 2; half > 0; half /= 2)
+        for (size_t l = 0; l < half; l++)
+            halves[l] += halves[l + half];
+    const double sum = halves[0];
     ret[0] = m;
     ret[1] = (float)(1.0 / sum);
     *ret_correct = is_first_largest(row->x, row->classes, row->target);
@@ -81,21 +85,19 @@ static double cross_entropy(const struct loss_row *row, float ret[2], bool *ret_
 static void cross_entropy_backward(const struct loss_row *row, const float saved[2], float *dx, bool accumulate)
 {
     const float each = row->smoothing / (float)row->classes;
-    const float x_target = row->x[row->target], at_target = dx[row->target]; /* dx may be x */
-    float buffer[LANES], d[LANES];
+    float buffer[LANES], p[LANES], d[LANES];
     for (size_t i = 0; i < row->classes; i += LANES) {
         const size_t left = row->classes - i < LANES ? row->classes - i : LANES;
         const float *v = lanes_of(row->x + i, row->classes - i, -INFINITY, buffer);
         for (size_t l = 0; l < LANES; l++)
-            d[l] = elementwise_exp(v[l] - saved[0]) * saved[1] - each;
+            p[l] = elementwise_exp(v[l] - saved[0]) * saved[1];
+        for (size_t l = 0; l < LANES; l++)
+            d[l] = p[l] - each;
+        if (row->target >= i && row->target - i < left) /* the two that nearly cancel are subtracted first */
+            d[row->target - i] = p[row->target - i] - (1.0f - row->smoothing) - each;
         for (size_t l = 0; l < left; l++)
             dx[i + l] = accumulate ? dx[i + l] + d[l] : d[l];
     }
-    /* The target's element once more, so that the two terms that nearly cancel are subtracted before anything is added.
-     */
-    const float p = elementwise_exp(x_target - saved[0]) * saved[1];
-    const float d_target = p - (1.0f - row->smoothing) - each;
-    dx[row->target] = accumulate ? at_target + d_target : d_target;
 }
 
 static double squared_error(size_t n, const float *x, const float *target)
