@@ -13,13 +13,29 @@
 /* Of rows that pass under one panel before the next is taken: their part of A stays in the second-level cache. */
 #define BLOCK_M ((size_t)96)
 
-typedef void tile_function(size_t kc, const float *const *a, size_t a_k, const size_t *a_k_offset, const float *b,
-                           float *c, size_t ldc, size_t last, bool accumulate);
+enum tile_mode {
+    TILE_SET = 0,
+    TILE_ADD = 1,
+    TILE_FETCH = 2
+}; /* C = or C +=; FETCH: C is far away, ask for it before it is written */
 
-/* c[rows][vectors] (+)= sum over k. last: lanes of the last vector that are columns of C. */
+typedef void tile_function(size_t kc, const float *const *a, size_t a_k, const size_t *a_k_offset, const float *b,
+                           float *c, size_t ldc, size_t last, enum tile_mode mode, const float *ahead,
+                           size_t ahead_stride);
+
+/* A matrix of more is not expected in the second-level cache. */
+#define FAR_FLOATS ((size_t)1 << 18)
+/* What is asked of memory for later while a tile is computed: a line of each of TILE_ROWS rows for every so many steps.
+ */
+#define AHEAD_FLOATS 16
+
+/*
+ * c[rows][vectors] (+)= sum over k. last: lanes of the last vector that are columns of C.
+ * ahead: TILE_ROWS rows of kc floats, ahead_stride apart, that will be read soon; NULL: none.
+ */
 FORCE_INLINE void tile(const size_t rows, const size_t vectors, const bool table, size_t kc, const float *const *a,
                        size_t a_k, const size_t *a_k_offset, const float *b, float *c, size_t ldc, size_t last,
-                       bool accumulate)
+                       enum tile_mode mode, const float *ahead, size_t ahead_stride)
 {
     vf sum[TILE_ROWS][TILE_VECTORS];
     const float *row[TILE_ROWS];
@@ -30,45 +46,62 @@ FORCE_INLINE void tile(const size_t rows, const size_t vectors, const bool table
         for (size_t v = 0; v < vectors; v++)
             sum[i][v] = v_zero();
     }
-    size_t offset = 0;
-    for (size_t k = 0; k < kc; k++) {
-        vf bv[TILE_VECTORS];
-        if (table)
-            offset = a_k_offset[k];
-        UNROLL
-        for (size_t v = 0; v < vectors; v++)
-            bv[v] = v_load(b + v * VL);
+    if (mode & TILE_FETCH) {
         UNROLL
         for (size_t i = 0; i < rows; i++) {
-            const vf av = v_set1(row[i][offset]);
+            UNROLL
+            for (size_t v = 0; v < vectors * VL; v += AHEAD_FLOATS)
+                __builtin_prefetch(c + i * ldc + v, 1);
+        }
+    }
+    const bool accumulate = mode & TILE_ADD;
+    const size_t step = ahead ? AHEAD_FLOATS : kc;
+    size_t offset = 0;
+    for (size_t k = 0; k < kc;) {
+        const size_t end = k + step < kc ? k + step : kc;
+        if (ahead) {
+            UNROLL
+            for (size_t i = 0; i < TILE_ROWS; i++)
+                __builtin_prefetch(ahead + i * ahead_stride + k);
+        }
+        for (; k < end; k++) {
+            vf bv[TILE_VECTORS];
+            if (table)
+                offset = a_k_offset[k];
             UNROLL
             for (size_t v = 0; v < vectors; v++)
-                sum[i][v] = v_fma(av, bv[v], sum[i][v]);
+                bv[v] = v_load(b + v * VL);
+            UNROLL
+            for (size_t i = 0; i < rows; i++) {
+                const vf av = v_set1(row[i][offset]);
+                UNROLL
+                for (size_t v = 0; v < vectors; v++)
+                    sum[i][v] = v_fma(av, bv[v], sum[i][v]);
+            }
+            b += vectors * VL;
+            if (!table)
+                offset += a_k;
         }
-        b += vectors * VL;
-        if (!table)
-            offset += a_k;
     }
     UNROLL
     for (size_t i = 0; i < rows; i++) {
         float *ci = c + i * ldc;
         UNROLL
         for (size_t v = 0; v < vectors; v++) {
-            if (v + 1 < vectors || last == VL) {
+            if (v + 1 < vectors || last == VL)
                 v_store(ci + v * VL, accumulate ? v_add(v_load(ci + v * VL), sum[i][v]) : sum[i][v]);
-            } else {
+            else
                 v_store_n(ci + v * VL, accumulate ? v_add(v_load_n(ci + v * VL, last), sum[i][v]) : sum[i][v], last);
-            }
         }
     }
 }
 
 #define TILE_FUNCTION(rows, vectors, table)                                                                            \
-    static void tile_##rows##_##vectors##_##table(size_t kc, const float *const *a, size_t a_k,                        \
-                                                  const size_t *a_k_offset, const float *b, float *c, size_t ldc,      \
-                                                  size_t last, bool accumulate)                                        \
+    static void tile_##rows##_##vectors##_##table(                                                                     \
+        size_t kc, const float *const *a, size_t a_k, const size_t *a_k_offset, const float *b, float *c, size_t ldc,  \
+        size_t last, enum tile_mode mode, const float *ahead, size_t ahead_stride)                                     \
     {                                                                                                                  \
-        tile(rows, vectors, table, kc, a, a_k, a_k_offset, b, c, ldc, last, accumulate);                               \
+        tile(rows, vectors, table, kc, a, a_k, a_k_offset, b, c, ldc, last, mode, ahead, ahead_stride);                \
     }
 #define TILE_FUNCTIONS_ROW(rows, table)                                                                                \
     TILE_FUNCTION(rows, 1, table)                                                                                      \
@@ -121,21 +154,61 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* The rows [i0, i1) under one packed panel. */
-static void run_panel(const struct gemm_call *call, size_t k0, size_t kc, size_t i0, size_t i1, size_t j, size_t width,
-                      const float *panel)
+/* Where a call stands: a block of k and of columns. */
+struct position {
+    size_t k0, kc, j0, nc;
+    size_t tiles; /* computed in this block so far */
+};
+
+/* The next block of B's source, in pieces of TILE_ROWS rows and kc columns, a piece a tile, as long as there are
+ * pieces. */
+static const float *ahead_in_b(const struct gemm_call *call, const struct position *at)
 {
-    const bool table = call->a_row_offset != NULL;
-    const size_t vectors = (width + VL - 1) / VL;
+    const bool next_columns = at->j0 + at->nc < call->n;
+    const size_t k = next_columns ? at->k0 : at->k0 + at->kc, j = next_columns ? at->j0 + at->nc : 0;
+    const size_t across = (min_size(BLOCK_N, call->n - j) + at->kc - 1) / at->kc;
+    const size_t row = at->tiles / across * TILE_ROWS, column = at->tiles % across * at->kc;
+    if (k >= call->k || row + TILE_ROWS > min_size(at->kc, call->k - k) || j + column + at->kc > call->n)
+        return NULL;
+    return call->ahead->data + (k + row) * call->ahead->stride + j + column;
+}
+
+/* A streams by: the next tile's rows if there is one panel, else those of the next rows' block, a share of them under
+ * each panel. */
+static const float *ahead_in_a(const struct gemm_call *call, const struct position *at, size_t i0, size_t i, size_t j)
+{
+    const size_t panels = (at->nc + PANEL - 1) / PANEL, tile = (i - i0) / TILE_ROWS;
+    size_t row = panels == 1 ? i + TILE_ROWS : i + BLOCK_M, k = at->k0;
+    if (tile % panels != j / PANEL)
+        return NULL;
+    if (row >= call->m) {
+        row = panels == 1 ? 0 : i - i0;
+        k += at->kc;
+    }
+    if (row + TILE_ROWS > call->m || k + at->kc > call->k)
+        return NULL;
+    return call->a + row * call->a_row + k;
+}
+
+/* The rows [i0, i1) under one packed panel. */
+static void run_panel(const struct gemm_call *call, struct position *at, size_t i0, size_t i1, size_t j)
+{
+    const float *panel = call->workspace + j * at->kc;
+    const size_t k0 = at->k0, width = min_size(PANEL, at->nc - j), vectors = (width + VL - 1) / VL;
     const size_t last = width - (vectors - 1) * VL;
-    const bool accumulate = call->accumulate || k0 > 0;
+    const bool table = call->a_row_offset != NULL, stream = !table && call->a_k == 1 && call->m * call->k > FAR_FLOATS;
+    const enum tile_mode mode =
+        (call->accumulate || k0 > 0 ? TILE_ADD : TILE_SET) | (call->m * call->ldc > FAR_FLOATS ? TILE_FETCH : TILE_SET);
     for (size_t i = i0; i < i1; i += TILE_ROWS) {
         const size_t rows = min_size(TILE_ROWS, i1 - i);
         const float *a[TILE_ROWS];
+        const float *ahead = call->ahead ? ahead_in_b(call, at) : stream ? ahead_in_a(call, at, i0, i, j) : NULL;
         for (size_t r = 0; r < rows; r++)
             a[r] = table ? call->a + call->a_row_offset[i + r] : call->a + (i + r) * call->a_row + k0 * call->a_k;
-        tiles[table][rows - 1][vectors - 1](kc, a, call->a_k, table ? call->a_k_offset + k0 : NULL, panel,
-                                            call->c + i * call->ldc + j, call->ldc, last, accumulate);
+        tiles[table][rows - 1][vectors - 1](at->kc, a, call->a_k, table ? call->a_k_offset + k0 : NULL, panel,
+                                            call->c + i * call->ldc + at->j0 + j, call->ldc, last, mode, ahead,
+                                            call->ahead ? call->ahead->stride : call->a_row);
+        at->tiles++;
     }
 }
 
@@ -150,19 +223,13 @@ static void gemm_run(const struct gemm_call *call)
 {
     const size_t kc_max = block_k(call->k);
     for (size_t k0 = 0; k0 < call->k; k0 += kc_max) {
-        const size_t kc = min_size(kc_max, call->k - k0);
         for (size_t j0 = 0; j0 < call->n; j0 += BLOCK_N) {
-            const size_t nc = min_size(BLOCK_N, call->n - j0);
-            for (size_t j = 0; j < nc; j += PANEL) {
-                const size_t width = min_size(PANEL, nc - j);
-                call->pack(call->pack_source, k0, kc, j0 + j, width, (width + VL - 1) / VL * VL,
-                           call->workspace + j * kc);
-            }
-            for (size_t i0 = 0; i0 < call->m; i0 += BLOCK_M) {
-                const size_t i1 = min_size(i0 + BLOCK_M, call->m);
-                for (size_t j = 0; j < nc; j += PANEL)
-                    run_panel(call, k0, kc, i0, i1, j0 + j, min_size(PANEL, nc - j), call->workspace + j * kc);
-            }
+            struct position at = {
+                .k0 = k0, .kc = min_size(kc_max, call->k - k0), .j0 = j0, .nc = min_size(BLOCK_N, call->n - j0)};
+            call->pack(call->pack_source, k0, at.kc, j0, at.nc, call->workspace);
+            for (size_t i0 = 0; i0 < call->m; i0 += BLOCK_M)
+                for (size_t j = 0; j < at.nc; j += PANEL)
+                    run_panel(call, &at, i0, min_size(i0 + BLOCK_M, call->m), j);
         }
     }
 }
@@ -172,23 +239,21 @@ static size_t gemm_workspace(size_t n, size_t k)
     return (min_size(n, BLOCK_N) + PANEL - 1) / PANEL * PANEL * block_k(k);
 }
 
-static void pack_rows(const void *source, size_t k0, size_t kc, size_t j0, size_t width, size_t pitch, float *panel)
+static void pack_rows(const void *source, size_t k0, size_t kc, size_t j0, size_t nc, float *block)
 {
     const struct gemm_matrix *b = source;
-    const float *from = b->data + k0 * b->stride + j0;
-    if (width == PANEL) {
-        for (size_t k = 0; k < kc; k++, from += b->stride, panel += PANEL) {
+    const size_t rest = nc % PANEL, full = nc - rest, pitch = (rest + VL - 1) / VL * VL;
+    for (size_t k = 0; k < kc; k++) {
+        const float *from = b->data + (k0 + k) * b->stride + j0;
+        for (size_t j = 0; j < full; j += PANEL) {
+            float *to = block + j * kc + k * PANEL;
             UNROLL
-            for (size_t v = 0; v < TILE_VECTORS; v++)
-                v_store(panel + v * VL, v_load(from + v * VL));
+            for (size_t v = 0; v < PANEL; v += VL)
+                v_store(to + v, v_load(from + j + v));
         }
-        return;
-    }
-    const size_t last = width - (pitch - VL);
-    for (size_t k = 0; k < kc; k++, from += b->stride, panel += pitch) {
-        for (size_t v = 0; v + VL < pitch; v += VL)
-            v_store(panel + v, v_load(from + v));
-        v_store(panel + pitch - VL, v_load_n(from + pitch - VL, last));
+        float *to = block + full * kc + k * pitch;
+        for (size_t v = 0; v < rest; v += VL)
+            v_store(to + v, rest - v < VL ? v_load_n(from + full + v, rest - v) : v_load(from + full + v));
     }
 }
 
@@ -217,10 +282,9 @@ FORCE_INLINE void transpose_8x8(__m256 r[8])
 }
 #endif
 
-static void pack_columns(const void *source, size_t k0, size_t kc, size_t j0, size_t width, size_t pitch, float *panel)
+static void pack_columns_panel(const float *from, size_t stride, size_t kc, size_t width, float *panel)
 {
-    const struct gemm_matrix *b = source;
-    const float *from = b->data + j0 * b->stride + k0;
+    const size_t pitch = (width + VL - 1) / VL * VL;
     size_t j = 0;
 #if VL >= 8
     for (; j + 8 <= width; j += 8) {
@@ -229,7 +293,7 @@ static void pack_columns(const void *source, size_t k0, size_t kc, size_t j0, si
             __m256 r[8];
             UNROLL
             for (size_t i = 0; i < 8; i++)
-                r[i] = _mm256_loadu_ps(from + (j + i) * b->stride + k);
+                r[i] = _mm256_loadu_ps(from + (j + i) * stride + k);
             transpose_8x8(r);
             UNROLL
             for (size_t i = 0; i < 8; i++)
@@ -237,15 +301,22 @@ static void pack_columns(const void *source, size_t k0, size_t kc, size_t j0, si
         }
         for (; k < kc; k++)
             for (size_t i = j; i < j + 8; i++)
-                panel[k * pitch + i] = from[i * b->stride + k];
+                panel[k * pitch + i] = from[i * stride + k];
     }
 #endif
     for (; j < width; j++)
         for (size_t k = 0; k < kc; k++)
-            panel[k * pitch + j] = from[j * b->stride + k];
+            panel[k * pitch + j] = from[j * stride + k];
     for (; j < pitch; j++)
         for (size_t k = 0; k < kc; k++)
             panel[k * pitch + j] = 0;
+}
+
+static void pack_columns(const void *source, size_t k0, size_t kc, size_t j0, size_t nc, float *block)
+{
+    const struct gemm_matrix *b = source;
+    for (size_t j = 0; j < nc; j += PANEL)
+        pack_columns_panel(b->data + (j0 + j) * b->stride + k0, b->stride, kc, min_size(PANEL, nc - j), block + j * kc);
 }
 
 FORCE_INLINE float relu_or_self(float x, bool relu)

@@ -16,10 +16,17 @@
 #include <stddef.h>
 
 /*
- * Packs B's rows [k0, k0 + kc), columns [j0, j0 + width) to panel: row k at panel + (k - k0) * pitch, columns up to
- * pitch set to zero. width <= pitch, pitch a multiple of the level's vector.
+ * Packs a block of B, rows [k0, k0 + kc) and columns [j0, j0 + nc), as panels one behind the other: a panel has PANEL
+ * (simd.h) columns, the last what is left, rounded up to whole vectors with zeros; its rows follow each other without a
+ * gap. So panel p begins at block + p * panel * kc.
  */
-typedef void gemm_pack(const void *source, size_t k0, size_t kc, size_t j0, size_t width, size_t pitch, float *panel);
+typedef void gemm_pack(const void *source, size_t k0, size_t kc, size_t j0, size_t nc, float *block);
+
+/* A matrix for the two packers below. */
+struct gemm_matrix {
+    const float *data;
+    size_t stride;
+};
 
 struct gemm_call {
     size_t m, n, k;
@@ -28,16 +35,11 @@ struct gemm_call {
     const size_t *a_row_offset, *a_k_offset; /* both or neither */
     gemm_pack *pack;
     const void *pack_source;
-    float *c; /* element (i, j): c[i * ldc + j] */
+    const struct gemm_matrix *ahead; /* where pack_rows will read: fetched into the cache beforehand; NULL: no need */
+    float *c;                        /* element (i, j): c[i * ldc + j] */
     size_t ldc;
     bool accumulate;  /* C += A B */
     float *workspace; /* gemm_workspace(n, k) floats, 64-byte aligned */
-};
-
-/* A matrix for the two packers below. */
-struct gemm_matrix {
-    const float *data;
-    size_t stride;
 };
 
 /* The functions of one level. */

@@ -90,6 +90,7 @@ static void linear_backward_data(const struct kernel_op *op, const struct kernel
                                   .a_k = 1,
                                   .pack = gemm->pack_rows,
                                   .pack_source = &weight,
+                                  .ahead = &weight,
                                   .c = args->dx[0],
                                   .ldc = d->x_stride,
                                   .accumulate = args->dx_accumulate[0],

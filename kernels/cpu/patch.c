@@ -32,9 +32,9 @@ FORCE_INLINE void pack_run(const struct patches *p, size_t k0, size_t kc, const 
     }
 }
 
-static void pack(const void *source, size_t k0, size_t kc, size_t j0, size_t width, size_t pitch, float *panel)
+static void pack_panel(const struct patches *p, size_t k0, size_t kc, size_t j0, size_t width, float *panel)
 {
-    const struct patches *p = source;
+    const size_t pitch = (width + VL - 1) / VL * VL;
     size_t row = j0 / p->out_width, column = j0 % p->out_width;
     size_t j = 0;
     while (j < width) {
@@ -53,6 +53,12 @@ static void pack(const void *source, size_t k0, size_t kc, size_t j0, size_t wid
     if (width < pitch)
         for (size_t k = 0; k < kc; k++)
             memset(panel + k * pitch + width, 0, (pitch - width) * sizeof(float));
+}
+
+static void pack(const void *source, size_t k0, size_t kc, size_t j0, size_t nc, float *block)
+{
+    for (size_t j = 0; j < nc; j += PANEL)
+        pack_panel(source, k0, kc, j0 + j, nc - j < PANEL ? nc - j : PANEL, block + j * kc);
 }
 
 static void scatter(const struct patches *p, size_t k0, size_t kc, size_t pixels, const float *columns, float *image)

@@ -194,9 +194,9 @@ static double timed(struct bench *b, struct layer *l, enum pass pass)
 
 static void run_steps(struct bench *b)
 {
-    const int64_t end = tally_now_ns() + (int64_t)(b->seconds * 1e9);
     const struct kernel_sgd sgd = {.lr = 1e-6f, .momentum = 0.9f};
     float *w = take_random(b, b->parameters, 1), *m = take(b, b->parameters * 4), *g = take_random(b, b->parameters, 1);
+    const int64_t end = tally_now_ns() + (int64_t)(b->seconds * 1e9);
     for (int warm = 2; b->steps < STEPS_MAX && (warm > 0 || b->steps < 3 || tally_now_ns() < end);
          b->steps += warm <= 0, warm--) {
         double us = 0;
