@@ -84,9 +84,6 @@
 /* What may wait for the store's disk: more than ten seconds of the fastest job's events. Beyond it the disk is taken for stuck. */
 #define TALLY_STORE_QUEUE_BYTES (64u << 20)
 
-/* Micro-batches of one evaluation: their results are held until all are there. */
-#define TALLY_EVAL_MICRO_BATCHES_MAX (1u << 20)
-
 /* Results of evaluations under way that the coordinator holds for one job. */
 #define TALLY_EVAL_PENDING_BYTES (128u << 20)
 

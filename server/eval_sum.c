@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "common/limits.h"
+#include "model/evaluation.h"
 #include "model/tree.h"
 
 struct leaf {
@@ -14,7 +15,7 @@ struct leaf {
     uint64_t samples;
 };
 
-struct evaluation {
+struct pending {
     uint32_t here;       /* leaves */
     struct leaf *leaves; /* NULL: nothing came yet */
 };
@@ -26,7 +27,7 @@ struct eval_sum {
     uint64_t taken;
     /* Evaluations taken + 1 .. taken + room, as a ring; most jobs never need more than two. */
     size_t room, head, pending;
-    struct evaluation *window;
+    struct pending *window;
 };
 
 /* How many evaluations there are up to and with step; they follow each epoch, and the last step. */
@@ -43,18 +44,15 @@ static uint64_t evaluation_step(const struct eval_sum *sum, uint64_t number)
 tally_status eval_sum_open(const struct batches *batches, uint64_t samples, struct eval_sum **ret_sum,
                            struct tally_error *err)
 {
-    uint64_t leaves = samples / batches->micro + (samples % batches->micro != 0);
-    if (leaves > TALLY_EVAL_MICRO_BATCHES_MAX)
-        return tally_fail(err, TALLY_EINVAL,
-                          "a test set of %" PRIu64 " samples in micro-batches of %" PRIu32
-                          ": at most %u micro-batches are allowed",
-                          samples, batches->micro, TALLY_EVAL_MICRO_BATCHES_MAX);
+    if (samples > TALLY_ELEMENTS_MAX)
+        return tally_fail(err, TALLY_EINVAL, "a test set of %" PRIu64 " samples: at most %zu are allowed", samples,
+                          TALLY_ELEMENTS_MAX);
     struct eval_sum *sum = calloc(1, sizeof *sum);
     if (!sum)
         return tally_fail(err, TALLY_ENOMEM, "no memory for a job's evaluations");
     sum->batches = *batches;
-    sum->leaves = (uint32_t)leaves;
-    sum->count = leaves > 0 ? evaluations_until(batches, batches->steps) : 0;
+    sum->leaves = evaluation_of(samples, batches->micro).leaves;
+    sum->count = sum->leaves > 0 ? evaluations_until(batches, batches->steps) : 0;
     *ret_sum = sum;
     return TALLY_OK;
 }
@@ -75,7 +73,7 @@ static tally_status grow(struct eval_sum *sum, uint64_t least, struct tally_erro
     size_t room = sum->room > 0 ? sum->room : 4;
     while (room < least)
         room *= 2;
-    struct evaluation *window = calloc(room, sizeof *window);
+    struct pending *window = calloc(room, sizeof *window);
     if (!window)
         return tally_fail(err, TALLY_ENOMEM, "no memory for %zu evaluations", room);
     for (size_t i = 0; i < sum->room; i++)
@@ -88,7 +86,7 @@ static tally_status grow(struct eval_sum *sum, uint64_t least, struct tally_erro
 }
 
 /* The evaluation after step, with room for its leaves; NULL in *ret_evaluation: it was taken already. */
-static tally_status find(struct eval_sum *sum, uint64_t step, struct evaluation **ret_evaluation,
+static tally_status find(struct eval_sum *sum, uint64_t step, struct pending **ret_evaluation,
                          struct tally_error *err)
 {
     uint64_t number = step <= sum->batches.steps ? evaluations_until(&sum->batches, step) : 0;
@@ -99,7 +97,7 @@ static tally_status find(struct eval_sum *sum, uint64_t step, struct evaluation 
         return TALLY_OK;
     uint64_t offset = number - sum->taken - 1;
     size_t bytes = sum->leaves * sizeof(struct leaf);
-    if (offset >= TALLY_EVAL_PENDING_BYTES / sizeof(struct evaluation) ||
+    if (offset >= TALLY_EVAL_PENDING_BYTES / sizeof(struct pending) ||
         sum->pending >= TALLY_EVAL_PENDING_BYTES / bytes + 1)
         return tally_fail(err, TALLY_ENOMEM,
                           "the evaluation after step %" PRIu64 " came while that after step %" PRIu64
@@ -110,7 +108,7 @@ static tally_status find(struct eval_sum *sum, uint64_t step, struct evaluation 
         if (status != TALLY_OK)
             return status;
     }
-    struct evaluation *evaluation = &sum->window[(sum->head + offset) % sum->room];
+    struct pending *evaluation = &sum->window[(sum->head + offset) % sum->room];
     if (!evaluation->leaves) {
         evaluation->leaves = calloc(sum->leaves, sizeof(struct leaf));
         if (!evaluation->leaves)
@@ -124,7 +122,7 @@ static tally_status find(struct eval_sum *sum, uint64_t step, struct evaluation 
 
 tally_status eval_sum_add(struct eval_sum *sum, const Tally__V1__Evals *evals, struct tally_error *err)
 {
-    struct evaluation *evaluation = NULL;
+    struct pending *evaluation = NULL;
     tally_status status = find(sum, evals->step, &evaluation, err);
     if (status != TALLY_OK || !evaluation)
         return status;
@@ -161,7 +159,7 @@ bool eval_sum_take(struct eval_sum *sum, uint64_t reported_step, struct eval_res
 {
     if (sum->room == 0 || sum->taken == sum->count)
         return false;
-    struct evaluation *evaluation = &sum->window[sum->head];
+    struct pending *evaluation = &sum->window[sum->head];
     uint64_t step = evaluation_step(sum, sum->taken + 1);
     if (evaluation->here < sum->leaves || step > reported_step)
         return false;
@@ -175,7 +173,7 @@ bool eval_sum_take(struct eval_sum *sum, uint64_t reported_step, struct eval_res
         .samples = total.samples,
     };
     free(evaluation->leaves);
-    *evaluation = (struct evaluation){0};
+    *evaluation = (struct pending){0};
     sum->head = (sum->head + 1) % sum->room;
     sum->taken++;
     sum->pending--;

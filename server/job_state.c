@@ -13,6 +13,7 @@ enum {
     CANCEL = JOB_ACT_CANCEL_COLLECT,
     SET = JOB_ACT_SET_REASON,
     ADD = JOB_ACT_ADD_REASON,
+    LEAD = JOB_ACT_LEAD_REASON,
 };
 
 struct cell {
@@ -88,17 +89,18 @@ static const struct cell table[JOB_PHASES][JOB_EVENTS] =
             },
         [JOB_FAIL_DRAINING] =
             {
-                /* The first failure is the reason; what it draws behind it is not. */
+                /* The first failure is the reason, what it draws behind it is not; but a loss is what others complained
+                   of. */
                 [JOB_EVENT_DRAINED] = TO(JOB_FAIL_KEEPING, COLLECT),
                 [JOB_EVENT_DEADLINE] = TO(JOB_FAIL_KEEPING, COLLECT),
-                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | ADD),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, END_NODES | LEAD),
                 [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, ADD),
             },
         [JOB_FAIL_KEEPING] =
             {
                 [JOB_EVENT_COLLECTED] = TO(JOB_FAILED, END_NODES),
                 [JOB_EVENT_COLLECT_FAILED] = TO(JOB_FAILED, END_NODES | ADD),
-                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, CANCEL | END_NODES | ADD),
+                [JOB_EVENT_SHARD_LOST] = TO(JOB_FAILED, CANCEL | END_NODES | LEAD),
                 [JOB_EVENT_RESTARTED] = TO(JOB_FAILED, ADD),
             },
 };

@@ -59,6 +59,7 @@ enum job_action {
     JOB_ACT_END_NODES = 1 << 5,  /* EndJob to every node that has not been told; they are free once they answer Ended */
     JOB_ACT_SET_REASON = 1 << 6, /* the event's reason becomes the job's */
     JOB_ACT_ADD_REASON = 1 << 7, /* the event's reason goes behind the job's */
+    JOB_ACT_LEAD_REASON = 1 << 8, /* the event's reason goes before the job's */
 };
 
 struct job_transition {

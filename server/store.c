@@ -232,7 +232,7 @@ static tally_status prepare(struct store *store, const char *sql, sqlite3_stmt *
 
 static tally_status open_databases(struct store *store, struct tally_error *err)
 {
-    char *path = path_join(store->directory, "tally.db");
+    char *path = path_join(store->directory, "jobs.sqlite");
     if (!path)
         return tally_fail(err, TALLY_ENOMEM, "no memory to open the store");
     int64_t epoch = 0, last = 0;

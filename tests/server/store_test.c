@@ -348,7 +348,7 @@ static void bad_directories_are_told(void **state)
     struct fixture *f = *state;
     expect_open_error(f, "/proc/tally", TALLY_ENOTFOUND, "/proc/tally");
     char path[128];
-    snprintf(path, sizeof path, "%s/tally.db", f->directory);
+    snprintf(path, sizeof path, "%s/jobs.sqlite", f->directory);
     FILE *file = fopen(path, "w");
     for (int i = 0; i < 1000; i++)
         fputs("this is no database ", file);
