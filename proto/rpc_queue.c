@@ -206,7 +206,7 @@ static void *poll_thread(void *arg)
             return NULL;
         if (event.type != GRPC_OP_COMPLETE)
             continue;
-        struct rpc_op *op = event.tag;
+        struct rpc_op *op = rpc_op_taken(event.tag);
         op->ok = event.success != 0;
         struct rpc_op *head = atomic_load_explicit(&queue->ready, memory_order_relaxed);
         do {
@@ -340,6 +340,7 @@ void rpc_queue_wake(struct rpc_queue *queue)
         return;
     if (atomic_exchange_explicit(&queue->wake_pending, true, memory_order_acq_rel))
         return;
+    rpc_op_arm(&queue->wake_op);
     grpc_call_error e = grpc_call_start_batch(queue->wake_call, NULL, 0, &queue->wake_op, NULL);
     GPR_ASSERT(e == GRPC_CALL_OK);
 }
@@ -356,7 +357,7 @@ unsigned rpc_queue_poll(struct rpc_queue *queue, int64_t deadline_ns)
     grpc_event event = grpc_completion_queue_next(queue->cq, deadline, NULL);
     unsigned handled = 0;
     if (event.type == GRPC_OP_COMPLETE) {
-        struct rpc_op *op = event.tag;
+        struct rpc_op *op = rpc_op_taken(event.tag);
         op->done(op, event.success != 0);
         handled += op != &queue->wake_op;
     }
@@ -382,7 +383,7 @@ static void drain_data_queue(struct rpc_queue *queue)
             abort();
         }
         if (event.type == GRPC_OP_COMPLETE && event.tag != &queue->wake_op) {
-            struct rpc_op *op = event.tag;
+            struct rpc_op *op = rpc_op_taken(event.tag);
             op->done(op, event.success != 0);
         }
     } while (event.type != GRPC_QUEUE_SHUTDOWN);
