@@ -172,6 +172,11 @@ static void on_failed_open(void *user)
     free_all(user);
 }
 
+static int64_t given_ns(int64_t given_ms, int64_t default_ms)
+{
+    return (given_ms > 0 ? given_ms : default_ms) * 1000000;
+}
+
 tally_status coordinator_open(uv_loop_t *loop, const struct coordinator_options *options,
                               struct coordinator **ret_coordinator, struct tally_error *err)
 {
@@ -179,7 +184,10 @@ tally_status coordinator_open(uv_loop_t *loop, const struct coordinator_options 
     if (!c)
         return tally_fail(err, TALLY_ENOMEM, "no memory for the coordinator");
     c->loop = loop;
-    c->lease_ns = (options->lease_ms > 0 ? options->lease_ms : TALLY_LEASE_MS) * 1000000;
+    c->lease_ns = given_ns(options->lease_ms, TALLY_LEASE_MS);
+    c->start_timeout_ns = given_ns(options->start_timeout_ms, TALLY_START_TIMEOUT_MS);
+    c->end_timeout_ns = given_ns(options->end_timeout_ms, TALLY_END_TIMEOUT_MS);
+    c->last_reports_timeout_ns = given_ns(options->last_reports_timeout_ms, TALLY_LAST_REPORTS_TIMEOUT_MS);
     c->directory = strdup(options->directory);
     tally_status status = c->directory ? membership_open(c->lease_ns, &c->members, err)
                                        : tally_fail(err, TALLY_ENOMEM, "no memory for the coordinator");

@@ -15,7 +15,9 @@ struct coordinator;
 struct coordinator_options {
     const char *listen;    /* unix:/path or host:port */
     const char *directory; /* of its state: made if it is missing */
-    int64_t lease_ms;      /* 0: TALLY_LEASE_MS */
+    /* 0: as in common/limits.h. */
+    int64_t lease_ms;
+    int64_t start_timeout_ms, end_timeout_ms, last_reports_timeout_ms;
 };
 
 /*

@@ -32,7 +32,7 @@ struct coordinator {
     uv_loop_t *loop;
     char *directory;
     char address[RPC_ADDRESS_MAX];
-    int64_t lease_ns;
+    int64_t lease_ns, start_timeout_ns, end_timeout_ns, last_reports_timeout_ns;
     struct rpc_queue *queue;
     struct rpc_server *server;
     struct store *store;

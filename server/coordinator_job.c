@@ -332,13 +332,24 @@ void job_lead_reason(struct job *job, const char *text)
     tell_state(job);
 }
 
+static int64_t phase_deadline(const struct coordinator *c, enum job_phase phase)
+{
+    switch (job_phase_patience(phase)) {
+    case JOB_WAITS_FOR_START:
+        return tally_now_ns() + c->start_timeout_ns;
+    case JOB_WAITS_FOR_END:
+        return tally_now_ns() + c->end_timeout_ns;
+    default:
+        return 0;
+    }
+}
+
 static void enter_phase(struct job *job, enum job_phase phase)
 {
     Tally__V1__Job *record = job->record;
-    int timeout_ms = job_phase_timeout_ms(phase);
     job->phase = phase;
     record->state = job_phase_state(phase);
-    job->deadline_ns = timeout_ms > 0 ? tally_now_ns() + timeout_ms * MS_NS : 0;
+    job->deadline_ns = phase_deadline(job->coordinator, phase);
     if (phase == JOB_TRAINING) {
         record->started_unix_ms = tally_unix_ms();
         job->progress_ns = tally_now_ns();

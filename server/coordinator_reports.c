@@ -129,7 +129,7 @@ void report_check_trained(struct job *job)
         job_apply(job, JOB_EVENT_TRAINED, "all %" PRIu64 " steps are done, the weights are fetched",
                   job->batches.steps);
     else if (job->deadline_ns == 0)
-        job->deadline_ns = tally_now_ns() + INT64_C(1000000) * TALLY_LAST_REPORTS_TIMEOUT_MS;
+        job->deadline_ns = tally_now_ns() + job->coordinator->last_reports_timeout_ns;
 }
 
 void report_check_collected(struct job *job, bool late)

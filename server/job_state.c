@@ -2,8 +2,6 @@
 
 #include <assert.h>
 
-#include "common/limits.h"
-
 enum {
     COLLECT = JOB_ACT_COLLECT,
     OPEN = JOB_ACT_OPEN_SHARDS,
@@ -172,17 +170,17 @@ bool job_phase_has_gang(enum job_phase phase)
     return phase != JOB_QUEUED && !job_phase_is_terminal(phase);
 }
 
-int job_phase_timeout_ms(enum job_phase phase)
+enum job_patience job_phase_patience(enum job_phase phase)
 {
     switch (phase) {
     case JOB_OPENING:
     case JOB_ASSIGNING:
-        return TALLY_START_TIMEOUT_MS;
+        return JOB_WAITS_FOR_START;
     case JOB_STOP_DRAINING:
     case JOB_FAIL_DRAINING:
-        return TALLY_END_TIMEOUT_MS;
+        return JOB_WAITS_FOR_END;
     default:
-        return 0;
+        return JOB_WAITS_ON;
     }
 }
 

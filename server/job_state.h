@@ -77,8 +77,13 @@ enum job_phase job_phase_of_state(Tally__V1__JobState state);
 bool job_phase_is_terminal(enum job_phase phase);
 /* From a gang's forming to its end: nodes work for the job. */
 bool job_phase_has_gang(enum job_phase phase);
-/* How long a phase may wait for what it waits for; 0: as long as it takes, or somebody else watches over it. */
-int job_phase_timeout_ms(enum job_phase phase);
+/* How long a phase may wait for what it waits for. */
+enum job_patience {
+    JOB_WAITS_ON,        /* as long as it takes, or somebody else watches over it */
+    JOB_WAITS_FOR_START, /* TALLY_START_TIMEOUT_MS */
+    JOB_WAITS_FOR_END,   /* TALLY_END_TIMEOUT_MS */
+};
+enum job_patience job_phase_patience(enum job_phase phase);
 
 /* "opening", "deadline": static strings. */
 const char *job_phase_text(enum job_phase phase);

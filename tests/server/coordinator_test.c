@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -695,6 +696,107 @@ static void shards_are_asked_until_they_are_there(void **state)
     model_free(g.model);
 }
 
+/* What does not answer is named, and not waited for for ever. */
+static void waits_have_ends(void **state)
+{
+    (void)state;
+    struct fake_cluster *f = fake_open(10000);
+    f->start_timeout_ms = f->end_timeout_ms = f->last_reports_timeout_ms = 600;
+    fake_restart(f);
+    struct gang g = join_gang(f);
+    snprintf(g.s1->activity, sizeof g.s1->activity, "reads start.safetensors");
+    uint64_t id = fake_submit(f, "opening", "2", 2);
+    struct fake_watch *w = fake_watch_open(f, id, 0, false);
+    fake_until(f, g.s0->open_job);
+    fake_opened(g.s0);
+    fake_until(f, !w->stream);
+    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "waited in vain for shard s1 (reads start.safetensors)");
+    fake_watch_free(w);
+
+    id = fake_submit(f, "assigning", "2", 2);
+    w = fake_watch_open(f, id, 0, false);
+    fake_until(f, g.s0->open_job->job == id && g.s1->open_job && g.s1->open_job->job == id);
+    fake_opened(g.s0);
+    fake_opened(g.s1);
+    fake_until(f, g.w0->assign && g.w1->assign);
+    fake_started(g.w0);
+    g.w0->answers_ended = false;
+    fake_until(f, !w->stream);
+    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "waited in vain for worker w10");
+    assert_string_equal(w->notice, "goes on without worker w2");
+    fake_watch_free(w);
+    /* One that never let go is not given another job. */
+    id = fake_submit(f, "reports", "2", 2);
+    w = fake_watch_open(f, id, 0, false);
+    fake_until(f, strstr(w->reason, "waits for 2 workers: 1 of 2 here and idle, 1 busy"));
+    fake_ended(g.w0);
+    g.w0->answers_ended = true;
+    fake_until(f, g.s0->open_job->job == id && g.s1->open_job->job == id);
+    fake_opened(g.s0);
+    fake_opened(g.s1);
+    fake_until(f, g.w0->assign->job == id && g.w1->assign->job == id);
+    fake_started(g.w0);
+    fake_started(g.w1);
+    fake_steps(g.s0, 1, 20);
+    fake_evals(g.w0, 10, 0, 3);
+    fake_evals(g.w0, 20, 0, 2);
+    hold_version(&g, 20);
+    fake_finished(g.w0, 20);
+    fake_finished(g.w1, 20);
+    fake_until(f, !w->stream);
+    expect_end(w, TALLY__V1__JOB_STATE__FAILED,
+               "waited in vain for the evaluation after step 20: 3 of 4 micro-batches");
+    check_result(f, id, g.model, 20);
+    fake_watch_free(w);
+    fake_close(f);
+    model_free(g.model);
+}
+
+/* A disk that is full while a job runs: the job fails with the reason, the watcher is told, and no job is taken. */
+static void a_full_disk_ends_the_job(void **state)
+{
+    (void)state;
+    struct fake_cluster *f = fake_open(10000);
+    struct gang g = join_gang(f);
+    uint64_t id = fake_submit(f, "one", "2", 2);
+    struct fake_watch *w = fake_watch_open(f, id, 0, false);
+    start_gang(f, &g);
+    fake_steps(g.s0, 1, 3);
+    fake_until(f, w->steps == 3);
+    struct rlimit old, low;
+    getrlimit(RLIMIT_FSIZE, &old);
+    low = old;
+    low.rlim_cur = 4096;
+    setrlimit(RLIMIT_FSIZE, &low);
+    fake_steps(g.s0, 4, 6);
+    fake_until(f, !w->stream);
+    setrlimit(RLIMIT_FSIZE, &old);
+    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "the coordinator cannot keep its records: ");
+    assert_non_null(strstr(w->reason, f->directory));
+    fake_watch_free(w);
+    Tally__V1__Version version = TALLY__V1__VERSION__INIT;
+    Tally__V1__SubmitRequest request = TALLY__V1__SUBMIT_REQUEST__INIT;
+    struct tally_error end;
+    version.major = TALLY_PROTOCOL_MAJOR;
+    request.version = &version;
+    request.request_id = "two";
+    request.spec = fake_spec("2", 2);
+    request.facts = fake_facts();
+    assert_null(fake_call(f, "Submit", &request.base, &end));
+    assert_int_equal(end.code, TALLY_EIO);
+    assert_non_null(strstr(end.message, "the coordinator takes no jobs: "));
+    tally__v1__job_spec__free_unpacked(request.spec, NULL);
+    tally__v1__data_facts__free_unpacked(request.facts, NULL);
+    fake_restart(f); /* there is room again */
+    w = fake_watch_open(f, id, 0, false);
+    fake_until(f, !w->stream);
+    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "restarted");
+    assert_int_equal(w->steps, 3);
+    fake_watch_free(w);
+    fake_close(f);
+    model_free(g.model);
+}
+
 /* ---- the queue ---- */
 
 static void first_in_first_out(void **state)
@@ -871,6 +973,7 @@ static void clients_may_vanish(void **state)
 int main(void)
 {
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     rpc_global_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_whole_job),
@@ -888,6 +991,8 @@ int main(void)
         cmocka_unit_test(impossible_reports_fail_the_job),
         cmocka_unit_test(weights_that_cannot_be_written),
         cmocka_unit_test(shards_are_asked_until_they_are_there),
+        cmocka_unit_test(waits_have_ends),
+        cmocka_unit_test(a_full_disk_ends_the_job),
         cmocka_unit_test(first_in_first_out),
         cmocka_unit_test(a_restart_keeps_what_was_acknowledged),
         cmocka_unit_test(what_cannot_be_opened_is_told),

@@ -31,7 +31,13 @@ static void *coordinator_thread(void *user)
 {
     struct fake_cluster *f = user;
     const struct coordinator_options options = {
-        .listen = f->listen, .directory = f->directory, .lease_ms = f->lease_ms};
+        .listen = f->listen,
+        .directory = f->directory,
+        .lease_ms = f->lease_ms,
+        .start_timeout_ms = f->start_timeout_ms,
+        .end_timeout_ms = f->end_timeout_ms,
+        .last_reports_timeout_ms = f->last_reports_timeout_ms,
+    };
     uv_loop_init(&f->loop);
     uv_async_init(&f->loop, &f->stop, on_stop);
     f->stop.data = f;

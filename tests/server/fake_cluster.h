@@ -58,7 +58,7 @@ struct fake_watch {
 
 struct fake_cluster {
     char directory[64], listen[96];
-    int64_t lease_ms;
+    int64_t lease_ms, start_timeout_ms, end_timeout_ms, last_reports_timeout_ms; /* changed before fake_restart */
     pthread_t thread;
     uv_loop_t loop;
     uv_async_t stop;

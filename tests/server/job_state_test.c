@@ -100,8 +100,8 @@ static void no_phase_is_a_trap(void **state)
         enum job_phase phase = (enum job_phase)p;
         bool collects = phase == JOB_COLLECTING || phase == JOB_STOP_KEEPING || phase == JOB_FAIL_KEEPING;
         bool may_last = phase == JOB_QUEUED || phase == JOB_TRAINING || job_phase_is_terminal(phase);
-        assert_int_equal(job_phase_timeout_ms(phase) > 0, !collects && !may_last);
-        if (job_phase_timeout_ms(phase) > 0)
+        assert_int_equal(job_phase_patience(phase) != JOB_WAITS_ON, !collects && !may_last);
+        if (job_phase_patience(phase) != JOB_WAITS_ON)
             assert_int_not_equal(job_next(phase, JOB_EVENT_DEADLINE).phase, phase);
         if (collects) {
             assert_true(job_phase_is_terminal(job_next(phase, JOB_EVENT_COLLECTED).phase));
