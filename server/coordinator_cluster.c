@@ -62,6 +62,7 @@ static void take_register(struct session *session, const Tally__V1__Register *re
     tally_status status = membership_add(c->members, request, tally_now_ns(), &member, &replaced, &err);
     if (status == TALLY_OK && replaced) {
         struct session *old = replaced->user;
+        old->refused = true;
         rpc_stream_finish(old->stream, TALLY_ESTATE, "the node has registered again");
         lose(old, "it has registered again");
         status = membership_add(c->members, request, tally_now_ns(), &member, &replaced, &err);
