@@ -399,10 +399,6 @@ tally_status node_send(struct node *node, const Tally__V1__NodeMessage *message,
         return tally_fail(err, TALLY_EUNAVAIL, "%s is not registered with a coordinator", node->options.name);
     struct tally_error why;
     tally_status status = rpc_stream_send(node->stream, &message->base, &why);
-    if (status == TALLY_ENOMEM) {
-        /* No report may be lost silently: a coordinator that takes nothing any more is one that is gone. */
-        rpc_stream_cancel(node->stream);
-    }
     if (status)
         return tally_fail(err, status, "cannot send to the coordinator at %s: %s", node->options.coordinator,
                           why.message);

@@ -36,7 +36,8 @@ struct node_events {
 /* queue: a loop queue. options and events are copied. */
 tally_status node_open(struct rpc_queue *queue, uv_loop_t *loop, const struct node_options *options, const struct node_events *events, void *user,
                        struct node **ret_node, struct tally_error *err);
-/* Sends to the coordinator (reports are dropped while the node is not registered: TALLY_EUNAVAIL). */
+/* Sends to the coordinator. Nothing is taken with TALLY_EUNAVAIL (the node is not registered) and TALLY_ENOMEM (so much is queued that the
+ * coordinator must be stuck; its lease decides). */
 tally_status node_send(struct node *node, const Tally__V1__NodeMessage *message, struct tally_error *err);
 /* Leaves the cluster: the stream ends, on_closed(user) is called when nothing of the node runs any more; it is freed then. NULL is not allowed. */
 void node_close(struct node *node, void (*on_closed)(void *user), void *user);

@@ -68,9 +68,9 @@ static tally_status hub_wait(struct transport *transport, uint32_t begin, uint32
     pthread_mutex_lock(&hub->mutex);
     for (uint32_t s = begin; s < end && !status; s++) {
         while (hub->version[s] < version && !status) {
-            if (!deadline.tv_sec)
+            if (!deadline.tv_sec && hub->options.wait_ms > 0)
                 deadline = after_ms(hub->options.wait_ms);
-            if (pthread_cond_timedwait(&hub->changed, &hub->mutex, &deadline) == ETIMEDOUT)
+            if (hub->options.wait_ms < 0 || pthread_cond_timedwait(&hub->changed, &hub->mutex, &deadline) == ETIMEDOUT)
                 status = tally_fail(err, TALLY_ETIMEDOUT, "waited for slice %u of version %llu", s,
                                     (unsigned long long)version);
         }
@@ -332,8 +332,10 @@ const float *memory_hub_gradient(const struct memory_hub *hub)
 uint64_t memory_hub_version(const struct memory_hub *hub)
 {
     uint64_t version = UINT64_MAX;
+    pthread_mutex_lock((pthread_mutex_t *)&hub->mutex);
     for (size_t s = 0; s < hub->model->slice_count; s++)
         version = hub->version[s] < version ? hub->version[s] : version;
+    pthread_mutex_unlock((pthread_mutex_t *)&hub->mutex);
     return version;
 }
 

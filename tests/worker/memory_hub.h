@@ -16,7 +16,7 @@ struct memory_hub_options {
     bool scatter; /* every slice's destination in memory of its own, apart from the others' (where no row spans slices)
                    */
     bool discard; /* pushes are dropped, weights stay, versions go on: what the executor alone costs */
-    int64_t wait_ms; /* for weights; 0: 20 s */
+    int64_t wait_ms; /* for weights; 0: 20 s; negative: not at all */
 };
 
 /* Starts from the model's own initialisation. plan: any rank's; its backend is used here too. Lent: must outlive the
