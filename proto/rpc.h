@@ -67,9 +67,10 @@ struct rpc_task {
 void rpc_queue_post(struct rpc_queue *queue, struct rpc_task *task);
 
 /*
- * Every stream, call and server on it must have ended (servers: been freed). NULL is allowed.
- * Loop queues: on the loop's thread; the loop must run once more to release its handle. Data queues: from the polling
- * thread, or after it has ended.
+ * Every stream, call and server on it must have ended (servers: been freed). NULL is allowed. A server's own queue goes
+ * last, after the threads that polled the queues of its services have ended: the last of them may still be about to
+ * wake it. Loop queues: on the loop's thread; the loop must run once more to release its handle. Data queues: from the
+ * polling thread, or after it has ended.
  */
 void rpc_queue_free(struct rpc_queue *queue);
 
@@ -150,9 +151,9 @@ struct rpc_stream_options {
                             instead of TALLY_EUNAVAIL */
 };
 
-#define RPC_QUEUED_MESSAGES 64
-#define RPC_QUEUED_BYTES (16u << 20)
-#define RPC_TIMEOUT_MS 10000
+#define RPC_QUEUED_MESSAGES 64       /* enough to keep a connection busy while the queue's thread does something else */
+#define RPC_QUEUED_BYTES (16u << 20) /* 16 slices */
+#define RPC_TIMEOUT_MS 10000         /* a lease: who has not answered by then is lost */
 
 /*
  * Queues a message. It is packed before this returns; of a data message, a payload that stands in its field is copied.
@@ -299,7 +300,7 @@ struct rpc_server_options {
                                    */
     const struct rpc_credentials *credentials; /* NULL: plaintext */
 };
-#define RPC_SERVER_STREAMS 256
+#define RPC_SERVER_STREAMS 256 /* a connection is one node: its streams and its calls under way are far fewer */
 
 /* queue: for health, reflection, unknown methods and the end of the server: a loop queue, or a data queue that is
  * polled. options may be NULL. */
