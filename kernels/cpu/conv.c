@@ -143,8 +143,10 @@ static tally_status conv_prepare(struct kernel_op *op, struct tally_error *err)
     if (status)
         return status;
     size_workspace(op);
-    (void)snprintf(op->formulation, sizeof op->formulation, "patches in a product%s%s%s", d->bias ? " + bias" : "",
-                   d->relu ? " + relu" : "", d->conv2d.pool ? " + max pool" : "");
+    const struct conv_plan *plan = op->plan;
+    (void)snprintf(op->formulation, sizeof op->formulation, "patches in a product%s%s%s%s", d->bias ? " + bias" : "",
+                   d->relu ? " + relu" : "", d->conv2d.pool ? " + max pool" : "",
+                   plan->winners.level ? ", gradients of winners" : "");
     return TALLY_OK;
 }
 
