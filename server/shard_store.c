@@ -629,37 +629,45 @@ uint32_t shard_store_waiting(const struct shard_store *store, uint32_t *ret_slic
     return store->waiting;
 }
 
-/* The first leaf of step version + 1 that the slice lacks. */
-static uint32_t missing_leaf(const struct store_slice *slice)
+static uint32_t first_behind(const struct shard_store *store)
 {
+    uint32_t i = 0;
+    while (store->slices[i].version != store->version)
+        i++;
+    return i;
+}
+
+bool shard_store_missing(const struct shard_store *store, uint32_t *ret_leaves, uint32_t *ret_leaf)
+{
+    if (store->config.slice_count == 0 || store->waiting > 0 || store->leaves == 0)
+        return false;
     uint32_t leaf = 0;
-    for (const struct held *held = slice->held; held && held->leaves.begin == leaf; held = held->next)
+    const struct held *held = store->slices[first_behind(store)].held;
+    for (; held && held->leaves.begin == leaf; held = held->next)
         leaf = held->leaves.end;
-    return leaf;
+    *ret_leaves = store->leaves;
+    *ret_leaf = leaf;
+    return true;
 }
 
 const char *shard_store_describe(const struct shard_store *store, char *text, size_t size)
 {
     const struct shard_store_config *config = &store->config;
-    uint32_t slice;
+    uint32_t slice, leaves, leaf;
     unsigned readers;
     if (config->slice_count == 0)
         snprintf(text, size, "has no slice");
-    else if (store->version == config->batches.steps)
+    else if (store->leaves == 0)
         snprintf(text, size, "all %" PRIu64 " steps are applied", store->version);
-    else if (shard_store_waiting(store, &slice, &readers) > 0)
-        snprintf(text, size, "step %" PRIu64 ": slice %" PRIu32 " waits for %u sends of its older weights to end",
-                 store->version + 1, slice, readers);
-    else {
-        uint32_t i = 0;
-        while (store->slices[i].version != store->version)
-            i++;
+    else if (shard_store_missing(store, &leaves, &leaf))
         snprintf(text, size,
                  "step %" PRIu64 ": %" PRIu32 " of %" PRIu32 " slices updated, slice %" PRIu32
                  " waits for micro-batch %" PRIu32,
-                 store->version + 1, config->slice_count - store->behind, config->slice_count, config->first_slice + i,
-                 missing_leaf(&store->slices[i]));
-    }
+                 store->version + 1, config->slice_count - store->behind, config->slice_count,
+                 config->first_slice + first_behind(store), leaf);
+    else if (shard_store_waiting(store, &slice, &readers) > 0)
+        snprintf(text, size, "step %" PRIu64 ": slice %" PRIu32 " waits for %u sends of its older weights to end",
+                 store->version + 1, slice, readers);
     return text;
 }
 
