@@ -332,8 +332,8 @@ tally_status control_open(uv_loop_t *loop, const struct control_options *options
         status = tally_fail(err, TALLY_ENOMEM, "no memory for the worker");
     if (!status)
         status = data_thread_start(&c->thread, err);
-    if (!status) /* the data thread waits for the network for both */
-        status = rpc_loop_queue_new(loop, 0, &c->queue, err);
+    if (!status)
+        status = rpc_loop_queue_new(loop, 1, &c->queue, err);
     if (!status)
         status = serve(c, options->listen, err);
     if (!status)

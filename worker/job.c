@@ -154,6 +154,7 @@ static void deliver(struct rpc_task *task)
         pthread_join(job->thread, NULL);
         job->events.on_closed(job, job->user);
         job_free(job);
+        free(r);
         return;
     }
     if (r->kind == REPORT_EVALS)

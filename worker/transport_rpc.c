@@ -397,6 +397,9 @@ static tally_status destination(struct transport *transport, uint32_t slice, flo
 static void on_release(void *user)
 {
     struct slice_state *slice = user;
+    bool in_flight = atomic_load(&slice->in_flight); /* first: all that push() wrote before is seen from here on */
+    assert(in_flight);
+    (void)in_flight;
     struct transport_rpc *t = slice->t;
     pthread_mutex_lock(&t->mutex);
     atomic_store(&slice->in_flight, false);

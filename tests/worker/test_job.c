@@ -193,8 +193,10 @@ void spec_from(Tally__V1__Layer *layer, const char *name)
 static Tally__V1__Source *add_source(Tally__V1__JobSpec *spec, int part)
 {
     Tally__V1__Source *source = NEW(Tally__V1__Source, TALLY__V1__SOURCE__INIT);
-    *(part ? &spec->data->test : &spec->data->train) = source;
-    return source;
+    Tally__V1__Source **place = part ? &spec->data->test : &spec->data->train;
+    if (*place)
+        tally__v1__source__free_unpacked(*place, NULL);
+    return *place = source;
 }
 
 void spec_synthetic(Tally__V1__JobSpec *spec, int part, uint64_t samples, uint32_t classes, const uint32_t *shape,
