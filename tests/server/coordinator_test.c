@@ -32,12 +32,27 @@ static struct gang join_gang(struct fake_cluster *f)
     return g;
 }
 
-static void start_gang(struct fake_cluster *f, struct gang *g)
+static bool opens(const struct fake_node *shard, uint64_t job)
 {
-    fake_until(f, g->s0->open_job && g->s1->open_job);
+    return shard->open_job && shard->open_job->job == job;
+}
+
+static bool is_assigned(const struct fake_node *worker, uint64_t job)
+{
+    return worker->assign && worker->assign->job == job;
+}
+
+static void assign_gang(struct fake_cluster *f, struct gang *g, uint64_t job)
+{
+    fake_until(f, opens(g->s0, job) && opens(g->s1, job));
     fake_opened(g->s0);
     fake_opened(g->s1);
-    fake_until(f, g->w0->assign && g->w1->assign);
+    fake_until(f, is_assigned(g->w0, job) && is_assigned(g->w1, job));
+}
+
+static void start_gang(struct fake_cluster *f, struct gang *g, uint64_t job)
+{
+    assign_gang(f, g, job);
     fake_started(g->w0);
     fake_started(g->w1);
 }
@@ -233,7 +248,7 @@ static void a_whole_job(void **state)
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
     fake_until(f, strstr(w->reason, "waits for 2 workers: 0 of 2 here; and for 2 shards: 0 of 2 here"));
     struct gang g = join_gang(f);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     check_orders(&g, id);
     fake_steps(g.s0, 1, 7);
     fake_steps(g.s0, 5, 12); /* 5, 6 and 7 again */
@@ -400,7 +415,7 @@ static void a_worker_dies(void **state)
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
     struct gang g = join_gang(f);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     snprintf(g.w1->activity, sizeof g.w1->activity, "step 6: waits for slice 1 from s1");
     fake_steps(g.s0, 1, 4);
     hold_version(&g, 5);
@@ -434,7 +449,7 @@ static void a_shard_dies(void **state)
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
     struct gang g = join_gang(f);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     fake_steps(g.s0, 1, 4);
     fake_until(f, w->steps == 4);
     fake_kill(f, g.s1);
@@ -457,7 +472,7 @@ static void a_lease_runs_out(void **state)
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
     struct gang g = join_gang(f);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     fake_steps(g.s0, 1, 4);
     fake_poll_for(f, 700); /* beating keeps a lease */
     assert_int_equal(w->state, TALLY__V1__JOB_STATE__RUNNING);
@@ -509,7 +524,7 @@ static void a_stop_keeps_the_weights(void **state)
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
     struct gang g = join_gang(f);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     fake_steps(g.s0, 1, 8);
     hold_version(&g, 9);
     g.s1->version = 8; /* shard 0 is a step ahead */
@@ -584,10 +599,7 @@ static void a_worker_that_cannot_start(void **state)
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
     struct gang g = join_gang(f);
-    fake_until(f, g.s0->open_job && g.s1->open_job);
-    fake_opened(g.s0);
-    fake_opened(g.s1);
-    fake_until(f, g.w0->assign && g.w1->assign);
+    assign_gang(f, &g, id);
     fake_job_failed(g.w1, "train-images: it is short");
     fake_until(f, !w->stream);
     expect_end(w, TALLY__V1__JOB_STATE__FAILED, "worker w10: train-images: it is short");
@@ -609,12 +621,7 @@ static void impossible_reports_fail_the_job(void **state)
         snprintf(request_id, sizeof request_id, "r%d", i);
         uint64_t id = fake_submit(f, request_id, "2", 2);
         struct fake_watch *w = fake_watch_open(f, id, 0, false);
-        fake_until(f, g.s0->open_job && g.s0->open_job->job == id && g.s1->open_job && g.s1->open_job->job == id);
-        fake_opened(g.s0);
-        fake_opened(g.s1);
-        fake_until(f, g.w0->assign && g.w0->assign->job == id && g.w1->assign && g.w1->assign->job == id);
-        fake_started(g.w0);
-        fake_started(g.w1);
+        start_gang(f, &g, id);
         fake_steps(g.s0, 1, 4);
         hold_version(&g, 4);
         if (i == 0)
@@ -643,7 +650,7 @@ static void weights_that_cannot_be_written(void **state)
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
     struct gang g = join_gang(f);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     fake_steps(g.s0, 1, 20);
     finish_gang(&g);
     fake_until(f, !w->stream);
@@ -662,7 +669,7 @@ static void shards_are_asked_until_they_are_there(void **state)
     struct gang g = join_gang(f);
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     fake_steps(g.s0, 1, 20);
     finish_gang(&g);
     g.s1->version = 19;
@@ -679,12 +686,7 @@ static void shards_are_asked_until_they_are_there(void **state)
 
     id = fake_submit(f, "two", "2", 2);
     w = fake_watch_open(f, id, 0, false);
-    fake_until(f, g.s0->open_job->job == id && g.s1->open_job->job == id);
-    fake_opened(g.s0);
-    fake_opened(g.s1);
-    fake_until(f, g.w0->assign->job == id && g.w1->assign->job == id);
-    fake_started(g.w0);
-    fake_started(g.w1);
+    start_gang(f, &g, id);
     fake_steps(g.s0, 1, 3);
     g.s1->deaf = true;
     stop_job(f, id, "");
@@ -715,10 +717,7 @@ static void waits_have_ends(void **state)
 
     id = fake_submit(f, "assigning", "2", 2);
     w = fake_watch_open(f, id, 0, false);
-    fake_until(f, g.s0->open_job->job == id && g.s1->open_job && g.s1->open_job->job == id);
-    fake_opened(g.s0);
-    fake_opened(g.s1);
-    fake_until(f, g.w0->assign && g.w1->assign);
+    assign_gang(f, &g, id);
     fake_started(g.w0);
     g.w0->answers_ended = false;
     fake_until(f, !w->stream);
@@ -731,12 +730,7 @@ static void waits_have_ends(void **state)
     fake_until(f, strstr(w->reason, "waits for 2 workers: 1 of 2 here and idle, 1 busy"));
     fake_ended(g.w0);
     g.w0->answers_ended = true;
-    fake_until(f, g.s0->open_job->job == id && g.s1->open_job->job == id);
-    fake_opened(g.s0);
-    fake_opened(g.s1);
-    fake_until(f, g.w0->assign->job == id && g.w1->assign->job == id);
-    fake_started(g.w0);
-    fake_started(g.w1);
+    start_gang(f, &g, id);
     fake_steps(g.s0, 1, 20);
     fake_evals(g.w0, 10, 0, 3);
     fake_evals(g.w0, 20, 0, 2);
@@ -760,7 +754,7 @@ static void a_full_disk_ends_the_job(void **state)
     struct gang g = join_gang(f);
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     fake_steps(g.s0, 1, 3);
     fake_until(f, w->steps == 3);
     struct rlimit old, low;
@@ -836,7 +830,7 @@ static void a_restart_keeps_what_was_acknowledged(void **state)
     struct fake_cluster *f = fake_open(10000);
     uint64_t running = fake_submit(f, "one", "2", 2);
     struct gang g = join_gang(f);
-    start_gang(f, &g);
+    start_gang(f, &g, running);
     fake_steps(g.s0, 1, 6);
     struct fake_watch *w = fake_watch_open(f, running, 0, false);
     fake_until(f, w->steps == 6);
@@ -857,7 +851,7 @@ static void a_restart_keeps_what_was_acknowledged(void **state)
     tally__v1__job__free_unpacked(job, NULL);
     /* The queued one waits on, and runs when nodes are there. */
     struct gang next = join_gang(f);
-    start_gang(f, &next);
+    start_gang(f, &next, queued);
     assert_int_equal(next.s0->open_job->job, queued);
     fake_close(f);
     model_free(g.model);
@@ -951,7 +945,7 @@ static void clients_may_vanish(void **state)
     struct fake_cluster *f = fake_open(10000);
     uint64_t id = fake_submit(f, "one", "2", 2);
     struct gang g = join_gang(f);
-    start_gang(f, &g);
+    start_gang(f, &g, id);
     for (int i = 0; i < 30; i++) {
         struct fake_watch *w = fake_watch_open(f, id, (uint64_t)i % 3, false);
         if (i % 2)
