@@ -420,7 +420,7 @@ static void a_worker_dies(void **state)
     fake_steps(g.s0, 1, 4);
     hold_version(&g, 5);
     fake_poll_for(f, 60);
-    g.w0->answers_ended = false;
+    g.w0->answers_ended = g.w1->answers_ended = false;
     fake_job_failed(g.s0, "the stream of worker w10 broke"); /* what others complain of first */
     fake_until(f, g.w0->end_job);
     fake_kill(f, g.w1);
