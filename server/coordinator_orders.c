@@ -30,6 +30,7 @@ static struct gang_node *take_nodes(struct job *job, struct member *const *membe
         snprintf(nodes[i].name, sizeof nodes[i].name, "%s", members[i]->name);
         snprintf(nodes[i].address, sizeof nodes[i].address, "%s", members[i]->address);
         members[i]->job = job->record->id;
+        members[i]->activity[0] = '\0'; /* what it said before is not about this job */
     }
     return nodes;
 }

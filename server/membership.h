@@ -18,7 +18,7 @@ enum isa { ISA_GENERIC, ISA_AVX2, ISA_AVX512 };
 struct member {
     char name[TALLY_NODE_NAME_MAX + 1];
     char address[TALLY_NODE_ADDRESS_MAX + 1];
-    char activity[TALLY_ACTIVITY_MAX + 1]; /* of its last heartbeat; may be empty */
+    char activity[TALLY_ACTIVITY_MAX + 1]; /* of its last heartbeat since it took up its job; may be empty */
     Tally__V1__Role role;
     uint64_t incarnation;
     uint32_t pid;

@@ -25,7 +25,6 @@ struct daemon {
     struct node *node;
     uv_signal_t signals[2];
     uv_timer_t deadline;
-    unsigned open_parts; /* shard and node, while they stop */
     bool stopping;
     int exit_code;
 };
@@ -39,10 +38,8 @@ static void on_deadline(uv_timer_t *timer)
     _exit(daemon->exit_code);
 }
 
-static void on_part_stopped(struct daemon *daemon)
+static void close_handles(struct daemon *daemon)
 {
-    if (--daemon->open_parts > 0)
-        return;
     for (int i = 0; i < 2; i++)
         uv_close((uv_handle_t *)&daemon->signals[i], NULL);
     uv_close((uv_handle_t *)&daemon->deadline, NULL);
@@ -50,16 +47,17 @@ static void on_part_stopped(struct daemon *daemon)
     rpc_queue_free(daemon->queue); /* the loop ends when its handle has closed */
 }
 
+static void on_shard_stopped(void *user)
+{
+    close_handles(user);
+}
+
+/* The node goes first: it is the shard's data thread that waits for the network for both. */
 static void on_node_closed(void *user)
 {
     struct daemon *daemon = user;
     daemon->node = NULL;
-    on_part_stopped(daemon);
-}
-
-static void on_shard_stopped(void *user)
-{
-    on_part_stopped(user);
+    shard_stop(daemon->shard, "the shard leaves the cluster");
 }
 
 static void stop(struct daemon *daemon, const char *reason)
@@ -67,14 +65,15 @@ static void stop(struct daemon *daemon, const char *reason)
     if (daemon->stopping)
         return;
     daemon->stopping = true;
-    log_info("stops: %s", reason);
+    if (daemon->exit_code == 0)
+        log_info("stops: %s", reason);
     uv_timer_start(&daemon->deadline, on_deadline, STOP_MS, 0);
-    daemon->open_parts = 1;
-    if (daemon->node) {
-        daemon->open_parts++;
+    if (daemon->node)
         node_close(daemon->node, on_node_closed, daemon);
-    }
-    shard_stop(daemon->shard, reason);
+    else if (daemon->shard)
+        shard_stop(daemon->shard, reason);
+    else
+        close_handles(daemon);
 }
 
 static void on_signal(uv_signal_t *handle, int signum)
@@ -143,7 +142,7 @@ static tally_status start(struct daemon *daemon, const struct daemon_option *opt
                                                    .on_lost = on_lost,
                                                    .on_failed = on_failed,
                                                    .activity = activity};
-    tally_status status = rpc_loop_queue_new(&daemon->loop, 1, &daemon->queue, err);
+    tally_status status = rpc_loop_queue_new(&daemon->loop, 0, &daemon->queue, err);
     if (status == TALLY_OK)
         status =
             shard_open(&daemon->loop, daemon->queue, options[LISTEN].value, &shard_events, daemon, &daemon->shard, err);
@@ -176,12 +175,7 @@ static int run(const struct daemon_option *options, long join_timeout_ms)
     if (start(&daemon, options, join_timeout_ms, &err) != TALLY_OK) {
         fprintf(stderr, "%s: %s\n", PROGRAM, err.message);
         daemon.exit_code = 1;
-        daemon.stopping = true;
-        daemon.open_parts = 1;
-        if (daemon.shard)
-            shard_stop(daemon.shard, "it could not start");
-        else
-            on_part_stopped(&daemon);
+        stop(&daemon, "it could not start");
     } else {
         log_info("serves at %s", shard_address(daemon.shard));
     }

@@ -653,8 +653,8 @@ bool shard_store_missing(const struct shard_store *store, uint32_t *ret_leaves, 
 const char *shard_store_describe(const struct shard_store *store, char *text, size_t size)
 {
     const struct shard_store_config *config = &store->config;
-    uint32_t slice, leaves, leaf;
-    unsigned readers;
+    uint32_t slice = 0, leaves, leaf;
+    unsigned readers = 0;
     if (config->slice_count == 0)
         snprintf(text, size, "has no slice");
     else if (store->leaves == 0)

@@ -36,6 +36,8 @@ struct rig {
 };
 
 void rig_open(struct rig *rig);
+/* threads: of the loop's queue; 0 leaves the network to the shard's data thread, as tally-server does. */
+void rig_open_with(struct rig *rig, unsigned threads);
 void rig_close(struct rig *rig);
 
 /* Runs the loop until done(user); fails with `what` after 20 s. */
@@ -59,6 +61,7 @@ struct rig_job {
 
 void rig_order_open(struct rig *rig, const struct rig_job *job); /* does not wait */
 void rig_order_end(struct rig *rig, uint64_t job, uint64_t generation, const char *reason);
+struct model *rig_model(const struct rig_job *job);
 /* Waits for Opened, and fails on JobFailed. Returns the job's model; free it. */
 struct model *rig_open_job(struct rig *rig, const struct rig_job *job);
 void rig_end_job(struct rig *rig, uint64_t job, uint64_t generation);
