@@ -37,8 +37,8 @@ struct rpc_queue;
  * A loop queue: callbacks run on the loop's thread; `threads` (0..8) threads of its own wait for the network. 1 is
  * enough for a control plane. 0, for a process with a data thread that is inside rpc_queue_poll all but some
  * milliseconds of the time: that thread waits for the network for both, and a message is handled where it arrives,
- * which takes 15-30 us off a round trip. The queue keeps the loop alive until it is freed. Errors: TALLY_EINVAL,
- * TALLY_ENOMEM, TALLY_EIO (no thread).
+ * which takes 15-30 us off a round trip; such a queue serves only, gRPC aborts on calls and streams opened on it. The
+ * queue keeps the loop alive until it is freed. Errors: TALLY_EINVAL, TALLY_ENOMEM, TALLY_EIO (no thread).
  */
 tally_status rpc_loop_queue_new(uv_loop_t *loop, unsigned threads, struct rpc_queue **ret_queue,
                                 struct tally_error *err);

@@ -52,7 +52,7 @@ static void on_shard_stopped(void *user)
     close_handles(user);
 }
 
-/* The node goes first: it is the shard's data thread that waits for the network for both. */
+/* The node goes first: until it has left, the coordinator may count on the shard. */
 static void on_node_closed(void *user)
 {
     struct daemon *daemon = user;
@@ -142,7 +142,7 @@ static tally_status start(struct daemon *daemon, const struct daemon_option *opt
                                                    .on_lost = on_lost,
                                                    .on_failed = on_failed,
                                                    .activity = activity};
-    tally_status status = rpc_loop_queue_new(&daemon->loop, 0, &daemon->queue, err);
+    tally_status status = rpc_loop_queue_new(&daemon->loop, 1, &daemon->queue, err);
     if (status == TALLY_OK)
         status =
             shard_open(&daemon->loop, daemon->queue, options[LISTEN].value, &shard_events, daemon, &daemon->shard, err);

@@ -89,7 +89,7 @@ static int serve(const struct rig_job *job)
     static struct rig rig;
     bool gone = false;
     long before_kib = status_kib("VmRSS:");
-    rig_open_with(&rig, 0);
+    rig_open(&rig);
     struct model *model = rig_open_job(&rig, job);
     printf("%s\n", rig.address);
     fflush(stdout);

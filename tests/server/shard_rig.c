@@ -88,16 +88,11 @@ static void on_stopped(void *user)
 
 void rig_open(struct rig *rig)
 {
-    rig_open_with(rig, 1);
-}
-
-void rig_open_with(struct rig *rig, unsigned threads)
-{
     static const struct shard_events events = {.send = take_message, .on_stopped = on_stopped};
     struct tally_error err;
     *rig = (struct rig){0};
     assert_int_equal(uv_loop_init(&rig->loop), 0);
-    assert_int_equal(rpc_loop_queue_new(&rig->loop, threads, &rig->queue, NULL), TALLY_OK);
+    assert_int_equal(rpc_loop_queue_new(&rig->loop, 1, &rig->queue, NULL), TALLY_OK);
     uv_timer_init(&rig->loop, &rig->tick);
     uv_timer_start(&rig->tick, on_tick, 5, 5);
     snprintf(rig->directory, sizeof rig->directory, "/tmp/tally-shard-XXXXXX");

@@ -36,8 +36,6 @@ struct rig {
 };
 
 void rig_open(struct rig *rig);
-/* threads: of the loop's queue; 0 leaves the network to the shard's data thread, as tally-server does. */
-void rig_open_with(struct rig *rig, unsigned threads);
 void rig_close(struct rig *rig);
 
 /* Runs the loop until done(user); fails with `what` after 20 s. */
