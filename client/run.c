@@ -28,6 +28,8 @@
 /* A process that ends without the coordinator noticing (it never registered): how long the coordinator has to say
  * something better. */
 #define EXIT_GRACE_NS (INT64_C(3) * 1000000000)
+/* A coordinator that does not answer: how long its end may take to be known. */
+#define UNREACHABLE_GRACE_NS (INT64_C(1) * 1000000000)
 /* From the stop to STOPPED: the weights are collected and written. */
 #define STOP_TIMEOUT_NS (INT64_C(120) * 1000000000)
 #define CLUSTER_GRACE_MS 5000
@@ -56,6 +58,8 @@ struct run {
     char reason[TALLY_ERROR_MESSAGE_MAX];
     struct tally_error failure; /* code TALLY_OK: none; the client's own: a metrics file that cannot be written ... */
     struct result_file *file;
+    struct tally_error unreachable; /* the coordinator does not answer; judged at the deadline */
+    int64_t unreachable_deadline_ns;
 };
 
 /* ---- how it ends ---- */
@@ -84,17 +88,24 @@ static void end_error(struct run *run, const struct tally_error *err)
     end_run(run);
 }
 
-/* A request to the coordinator failed. Where it has died, its end is what a person wants to hear of. */
+/* A request to the coordinator failed. Where it has died, its end is what a person wants to hear of: that may be known
+ * only a moment after its connections closed, so the answer is left to on_tick. */
 static void end_unreachable(struct run *run, const char *what, const struct tally_error *end)
 {
-    const char *how = local_cluster_first_exit(run->cluster);
-    if (how) {
-        end_failed(run, how);
+    if (run->unreachable_deadline_ns)
         return;
-    }
-    struct tally_error err = *end;
-    tally_error_prefix(&err, "%s", what);
-    end_error(run, &err);
+    run->unreachable = *end;
+    tally_error_prefix(&run->unreachable, "%s", what);
+    run->unreachable_deadline_ns = tally_now_ns() + UNREACHABLE_GRACE_NS;
+}
+
+static void settle_unreachable(struct run *run, int64_t now)
+{
+    const char *how = local_cluster_first_exit(run->cluster);
+    if (how)
+        end_failed(run, how);
+    else if (now > run->unreachable_deadline_ns)
+        end_error(run, &run->unreachable);
 }
 
 static bool is_terminal(Tally__V1__JobState state)
@@ -303,6 +314,8 @@ static void on_tick(uv_timer_t *timer)
     progress_draw(&run->progress, &p);
     if (run_output_flush(run->output, &err) != TALLY_OK)
         end_error(run, &err);
+    else if (run->unreachable_deadline_ns)
+        settle_unreachable(run, now);
     else if (run->exit_deadline_ns && now > run->exit_deadline_ns && !is_terminal(run->state))
         end_failed(run, local_cluster_first_exit(run->cluster));
     else if (run->stop_deadline_ns && now > run->stop_deadline_ns)

@@ -235,7 +235,10 @@ static tally_status train(struct job *job, struct tally_error *err)
     struct transport *transport = transport_rpc_transport(job->transport);
     uint64_t start = job->assign->start_step;
     atomic_store(&job->phase, PHASE_WEIGHTS);
-    tally_status status = transport->wait_slices(transport, 0, (uint32_t)job->model->slice_count, start, err);
+    tally_status status = TALLY_OK;
+    /* Others do not wait for one that has nothing to do in the first step: its weights may be newer by now. */
+    if (training_has_leaves(job->plan, start + 1))
+        status = transport->wait_slices(transport, 0, (uint32_t)job->model->slice_count, start, err);
     if (!status)
         status = report(job, REPORT_STARTED, start, NULL, err);
     if (status)

@@ -7,6 +7,11 @@ static bool has_leaves(const struct plan *plan, uint32_t leaves, uint32_t rank)
     return share.begin < share.end;
 }
 
+bool training_has_leaves(const struct plan *plan, uint64_t step)
+{
+    return has_leaves(plan, batches_step(&plan->batches, step).leaves, plan->rank);
+}
+
 bool training_evaluates(const struct plan *plan, uint64_t version)
 {
     if (!plan->evaluation.leaves || !version)

@@ -33,6 +33,8 @@ struct training {
  */
 tally_status training_run(const struct training *training, uint64_t start_step, struct tally_error *err);
 
+/* Has this plan's rank anything to do in that step, from 1? */
+bool training_has_leaves(const struct plan *plan, uint64_t step);
 /* Is the model evaluated with the weights after so many steps? */
 bool training_evaluates(const struct plan *plan, uint64_t version);
 /* The evaluation micro-batches of this plan's rank at a version; may be empty. */

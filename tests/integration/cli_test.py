@@ -70,7 +70,7 @@ class Cli(Case):
         self.refused(TEXT.replace("{relu: {}}", "{relu: {}, from: fc}"), 5, "from", "fc1")
         self.refused(TEXT.replace("{relu: {}}", "{conv2d: {out_channels: 3, kernel_size: 3}}"), 5, "conv2d")
         self.refused(TEXT.replace("name: fc2", "name: fc1"), 6, "fc1")
-        self.refused(TEXT.replace("  epochs: 1\n", ""), 11 if False else 10, "train", "epochs", "steps")
+        self.refused(TEXT.replace("  epochs: 1\n", ""), 11, "train", "epochs", "steps")
         self.refused(TEXT.replace("classes: 4", "classes: 5"), 9, "5", "4")
         self.refused(TEXT + "parallel: {pipeline: {placement: [[fc1], [fc3]]}}\n", 14, "fc3", "fc1")
         self.refused(TEXT.replace("name: refused", "name: [a"), 2, "")

@@ -32,9 +32,13 @@ class Failures(Case):
 
         def ready():
             self.assertIsNone(run.poll(), run.communicate() if run.poll() is not None else "")
-            return os.path.exists(path) and sum(1 for _ in open(path)) >= steps
+            return os.path.exists(path) and self.lines(path) >= steps
 
         wait_for(ready, 60, "steps in metrics.jsonl")
+
+    def lines(self, path):
+        with open(path) as f:
+            return sum(1 for _ in f)
 
     def finish(self, run, seconds=60):
         kids = children(run.pid)
@@ -147,7 +151,7 @@ class Failures(Case):
             f.write("not a folder")
         done = tally("run", self.write_job(self.job(epochs=1)), "--out", self.path("file", "out"))
         self.assertNotEqual(done.returncode, 0)
-        self.one_sentence(done.stderr, self.path("file"), "Not a directory")
+        self.one_sentence(done.stderr, self.path("file"), "a file of this name is there")
 
     def test_disk_full(self):
         """A limit on the size of files stands for a full disk: the weights do not fit."""
@@ -180,7 +184,7 @@ class Failures(Case):
                     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
                     self.assertEqual(done.returncode, 1)
                     self.assertIn(address.split(":")[1], done.stderr)
-                    self.assertIn("in use", done.stderr)
+                    self.assertIn("somebody listens there already", done.stderr)
                     self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
 
     def test_a_worker_that_cannot_start(self):

@@ -42,7 +42,7 @@ RESIDUAL = [
 
 def sequential_cnn():
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1), nn.Conv2d(8, 12, (3, 2), stride=(1, 2), groups=4),
-                         nn.GELU(), nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(108, 6))
+                         nn.GELU(), nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(72, 6))
 
 
 SEQUENTIAL_CNN = [
@@ -59,7 +59,7 @@ SEQUENTIAL_CNN = [
 
 def dilated():
     return nn.Sequential(nn.Conv2d(2, 6, 3, dilation=2, padding=2), nn.Sigmoid(), nn.Conv2d(6, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
-                         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 5 * 5, 4))
+                         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 25, 4))
 
 
 DILATED = [
