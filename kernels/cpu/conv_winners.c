@@ -209,10 +209,7 @@ void conv_winners_backward_data(const struct kernel_op *op, const struct kernel_
                     if (dy[i] != 0)
                         b.winners[--b.start[pixel[i]]] = (struct winner){(uint32_t)(o * win->patch), dy[i]};
             memset(b.images, 0, plan->image * sizeof(float));
-            for (size_t p = 0; p < plan->pixels; p++)
-                if (b.start[p] < b.start[p + 1])
-                    win->level->data(&win->shape, b.start[p + 1] - b.start[p], b.winners + b.start[p], b.weights,
-                                     b.images + win->pixel[p]);
+            win->level->data(&win->shape, plan->pixels, win->pixel, b.start, b.winners, b.weights, b.images);
             float *dx = args->dx[0] + r * d->x_stride + g * plan->in * d->conv2d.in_height * d->conv2d.in_width;
             turn_back(op, b.images, args->dx_accumulate[0], dx, b.images + win->image);
         }

@@ -101,9 +101,10 @@ struct winner_level {
      * patch. */
     void (*weight)(const struct winner_shape *shape, size_t n, const struct winner *winners, const float *images,
                    float *sums);
-    /* The patch at image += sum over the winners of dy * weights[at ...]. */
-    void (*data)(const struct winner_shape *shape, size_t n, const struct winner *winners, const float *weights,
-                 float *image);
+    /* For each pixel p: the patch at image + pixel[p] += sum over winners start[p] .. start[p + 1] of dy * weights[at
+     * ...]. */
+    void (*data)(const struct winner_shape *shape, size_t pixels, const uint32_t *pixel, const uint32_t *start,
+                 const struct winner *winners, const float *weights, float *image);
 };
 
 struct cpu_level {

@@ -18,20 +18,90 @@ FORCE_INLINE void take_larger(float value, uint32_t index, float *best, uint32_t
     *winner = wins ? index : *winner;
 }
 
-/* 2 x 2 windows side by side: the usual pool, in a form that becomes vector code. */
-FORCE_INLINE void max_row_2x2(size_t n, const float *restrict top, const float *restrict bottom, uint32_t top_index,
-                              uint32_t width, float bias, bool relu, float *restrict y, uint32_t *restrict winner)
+/* One output of the usual pool, 2 x 2 windows side by side: what the vectors below do for several. */
+FORCE_INLINE void max_2x2(const float *top, const float *bottom, uint32_t at, uint32_t width, float bias, bool relu,
+                          float *y, uint32_t *winner)
 {
-    for (size_t j = 0; j < n; j++) {
-        const uint32_t at = top_index + 2 * (uint32_t)j;
-        float best = top[2 * j] + bias;
-        uint32_t index = at;
-        take_larger(top[2 * j + 1] + bias, at + 1, &best, &index);
-        take_larger(bottom[2 * j] + bias, at + width, &best, &index);
-        take_larger(bottom[2 * j + 1] + bias, at + width + 1, &best, &index);
-        y[j] = relu ? elementwise_relu(best) : best;
-        winner[j] = index;
+    float best = top[0] + bias;
+    uint32_t index = at;
+    take_larger(top[1] + bias, at + 1, &best, &index);
+    take_larger(bottom[0] + bias, at + width, &best, &index);
+    take_larger(bottom[1] + bias, at + width + 1, &best, &index);
+    *y = relu ? elementwise_relu(best) : best;
+    *winner = index;
+}
+
+#if VL >= 8
+FORCE_INLINE void take_larger_8(__m256 value, __m256i index, __m256 *best, __m256i *winner)
+{
+    const __m256 wins =
+        _mm256_or_ps(_mm256_cmp_ps(value, *best, _CMP_GT_OQ), _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    *best = _mm256_blendv_ps(*best, value, wins);
+    *winner = _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(*winner), _mm256_castsi256_ps(index), wins));
+}
+
+/* Eight outputs. Columns are taken apart within halves of a register, so outputs stand as 0 1 4 5 2 3 6 7 until the
+ * end. */
+FORCE_INLINE void max_2x2_8(const float *top, const float *bottom, uint32_t at, uint32_t width, float bias, bool relu,
+                            float *y, uint32_t *winner)
+{
+    const __m256 b = _mm256_set1_ps(bias);
+    const __m256 t0 = _mm256_add_ps(_mm256_loadu_ps(top), b), t1 = _mm256_add_ps(_mm256_loadu_ps(top + 8), b);
+    const __m256 u0 = _mm256_add_ps(_mm256_loadu_ps(bottom), b), u1 = _mm256_add_ps(_mm256_loadu_ps(bottom + 8), b);
+    const __m256i first = _mm256_add_epi32(_mm256_set1_epi32((int)at), _mm256_setr_epi32(0, 2, 8, 10, 4, 6, 12, 14));
+    __m256 best = _mm256_shuffle_ps(t0, t1, 0x88);
+    __m256i index = first;
+    take_larger_8(_mm256_shuffle_ps(t0, t1, 0xdd), _mm256_add_epi32(first, _mm256_set1_epi32(1)), &best, &index);
+    take_larger_8(_mm256_shuffle_ps(u0, u1, 0x88), _mm256_add_epi32(first, _mm256_set1_epi32((int)width)), &best,
+                  &index);
+    take_larger_8(_mm256_shuffle_ps(u0, u1, 0xdd), _mm256_add_epi32(first, _mm256_set1_epi32((int)width + 1)), &best,
+                  &index);
+    if (relu)
+        best = _mm256_andnot_ps(_mm256_cmp_ps(best, _mm256_setzero_ps(), _CMP_LE_OQ), best);
+    _mm256_storeu_ps(y, _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(best), 0xd8)));
+    _mm256_storeu_si256((__m256i *)(void *)winner, _mm256_permute4x64_epi64(index, 0xd8));
+}
+
+/* Four outputs. */
+FORCE_INLINE void max_2x2_4(const float *top, const float *bottom, uint32_t at, uint32_t width, float bias, bool relu,
+                            float *y, uint32_t *winner)
+{
+    const __m256 b = _mm256_set1_ps(bias);
+    const __m256 t = _mm256_add_ps(_mm256_loadu_ps(top), b), u = _mm256_add_ps(_mm256_loadu_ps(bottom), b);
+    const __m256i first = _mm256_add_epi32(_mm256_set1_epi32((int)at), _mm256_setr_epi32(0, 2, 0, 2, 4, 6, 4, 6));
+    __m256 best = _mm256_shuffle_ps(t, t, 0x88);
+    __m256i index = first;
+    take_larger_8(_mm256_shuffle_ps(t, t, 0xdd), _mm256_add_epi32(first, _mm256_set1_epi32(1)), &best, &index);
+    take_larger_8(_mm256_shuffle_ps(u, u, 0x88), _mm256_add_epi32(first, _mm256_set1_epi32((int)width)), &best, &index);
+    take_larger_8(_mm256_shuffle_ps(u, u, 0xdd), _mm256_add_epi32(first, _mm256_set1_epi32((int)width + 1)), &best,
+                  &index);
+    if (relu)
+        best = _mm256_andnot_ps(_mm256_cmp_ps(best, _mm256_setzero_ps(), _CMP_LE_OQ), best);
+    _mm_storeu_ps(y, _mm256_castps256_ps128(_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(best), 0x08))));
+    _mm_storeu_si128((__m128i *)(void *)winner, _mm256_castsi256_si128(_mm256_permute4x64_epi64(index, 0x08)));
+}
+#endif
+
+/* n outputs of one row. Those that do not fill a vector are computed together with the ones before once more, where
+ * there are enough. */
+static void max_row_2x2(size_t n, const float *top, const float *bottom, uint32_t at, uint32_t width, float bias,
+                        bool relu, float *y, uint32_t *winner)
+{
+    size_t j = 0;
+#if VL >= 8
+    for (; n >= 8 && j < n; j += 8) {
+        if (j + 8 > n)
+            j = n - 8;
+        max_2x2_8(top + 2 * j, bottom + 2 * j, at + 2 * (uint32_t)j, width, bias, relu, y + j, winner + j);
     }
+    for (; n >= 4 && j < n; j += 4) {
+        if (j + 4 > n)
+            j = n - 4;
+        max_2x2_4(top + 2 * j, bottom + 2 * j, at + 2 * (uint32_t)j, width, bias, relu, y + j, winner + j);
+    }
+#endif
+    for (; j < n; j++)
+        max_2x2(top + 2 * j, bottom + 2 * j, at + 2 * (uint32_t)j, width, bias, relu, y + j, winner + j);
 }
 
 static void max_forward(const struct pool_plane *plane, const float *x, float bias, bool relu, float *y,

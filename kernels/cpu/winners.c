@@ -26,27 +26,33 @@ FORCE_INLINE void weight_chunk(const size_t vectors, const uint32_t *place, size
         v_store(sums + v * VL, sum[v]);
 }
 
-FORCE_INLINE void data_chunk(const size_t vectors, const uint32_t *place, const uint32_t *lanes, size_t n,
-                             const struct winner *winners, const float *weights, float *image)
+/* All pixels for one chunk, so that the chunk's weights of every channel stay in the first-level cache. */
+FORCE_INLINE void data_chunk(const size_t vectors, const uint32_t *place, const uint32_t *lanes, size_t pixels,
+                             const uint32_t *pixel, const uint32_t *start, const struct winner *winners,
+                             const float *weights, float *image)
 {
-    vf sum[CHUNK];
-    UNROLL
-    for (size_t v = 0; v < vectors; v++)
-        sum[v] = v_zero();
-    for (size_t i = 0; i < n; i++) {
-        const vf dy = v_set1(winners[i].dy);
-        const float *from = weights + winners[i].at;
+    for (size_t p = 0; p < pixels; p++) {
+        if (start[p] == start[p + 1])
+            continue;
+        vf sum[CHUNK];
         UNROLL
         for (size_t v = 0; v < vectors; v++)
-            sum[v] = v_fma(dy, v_load(from + v * VL), sum[v]);
-    }
-    UNROLL
-    for (size_t v = 0; v < vectors; v++) {
-        float *to = image + place[v];
-        if (lanes[v] == VL)
-            v_store(to, v_add(v_load(to), sum[v]));
-        else
-            v_store_n(to, v_add(v_load_n(to, lanes[v]), sum[v]), lanes[v]);
+            sum[v] = v_zero();
+        for (size_t i = start[p]; i < start[p + 1]; i++) {
+            const vf dy = v_set1(winners[i].dy);
+            const float *from = weights + winners[i].at;
+            UNROLL
+            for (size_t v = 0; v < vectors; v++)
+                sum[v] = v_fma(dy, v_load(from + v * VL), sum[v]);
+        }
+        UNROLL
+        for (size_t v = 0; v < vectors; v++) {
+            float *to = image + pixel[p] + place[v];
+            if (lanes[v] == VL)
+                v_store(to, v_add(v_load(to), sum[v]));
+            else
+                v_store_n(to, v_add(v_load_n(to, lanes[v]), sum[v]), lanes[v]);
+        }
     }
 }
 
@@ -95,13 +101,14 @@ static void weight(const struct winner_shape *shape, size_t n, const struct winn
     }
 }
 
-static void data(const struct winner_shape *shape, size_t n, const struct winner *winners, const float *weights,
-                 float *image)
+static void data(const struct winner_shape *shape, size_t pixels, const uint32_t *pixel, const uint32_t *start,
+                 const struct winner *winners, const float *weights, float *image)
 {
     const size_t chunk = chunk_of(shape->vectors);
     for (size_t v = 0; v < shape->vectors; v += chunk) {
         const size_t n_vectors = shape->vectors - v < chunk ? shape->vectors - v : chunk;
-#define DATA_CHUNK(k) data_chunk(k, shape->place + v, shape->lanes + v, n, winners, weights + v * VL, image)
+#define DATA_CHUNK(k)                                                                                                  \
+    data_chunk(k, shape->place + v, shape->lanes + v, pixels, pixel, start, winners, weights + v * VL, image)
         EACH_CHUNK(DATA_CHUNK)
     }
 }
