@@ -72,6 +72,7 @@ static void conv_destroy(void *memory)
     if (!plan)
         return;
     conv_winners_destroy(plan);
+    free(plan->turned.offset);
     free(plan->offset);
     free(plan->pixel_offset);
     free(plan);
@@ -127,7 +128,8 @@ static void size_workspace(struct kernel_op *op)
     const size_t weight =
         unpooled + image + cpu_line(plan->patch * plan->out) + gemm->workspace(plan->out, plan->pixels);
     const size_t winners = plan->winners.level ? conv_winners_workspace(op) : 0;
-    op->workspace_bytes = max_size(max_size(forward, winners), max_size(data, weight)) * sizeof(float);
+    const size_t other = max_size(winners, plan->turned.used ? conv_turned_workspace(op) : 0);
+    op->workspace_bytes = max_size(max_size(forward, other), max_size(data, weight)) * sizeof(float);
     if (op->desc.conv2d.pool)
         op->saved_bytes = op->desc.rows * op->desc.conv2d.out_channels * plan->y_plane * sizeof(uint32_t);
 }
@@ -140,14 +142,28 @@ static tally_status conv_prepare(struct kernel_op *op, struct tally_error *err)
         status = make_plan(op, err);
     if (!status)
         status = conv_winners_prepare(op, op->plan, err);
+    if (!status)
+        status = conv_turned_prepare(op, op->plan, err);
     if (status)
         return status;
     size_workspace(op);
     const struct conv_plan *plan = op->plan;
-    (void)snprintf(op->formulation, sizeof op->formulation, "patches in a product%s%s%s%s", d->bias ? " + bias" : "",
+    (void)snprintf(op->formulation, sizeof op->formulation, "patches in a product%s%s%s%s%s", d->bias ? " + bias" : "",
                    d->relu ? " + relu" : "", d->conv2d.pool ? " + max pool" : "",
-                   plan->winners.level ? ", gradients of winners" : "");
+                   plan->winners.level ? ", weight gradient of winners" : "",
+                   plan->winners.data  ? ", input gradient of winners"
+                   : plan->turned.used ? ", turned for the input gradient"
+                                       : "");
     return TALLY_OK;
+}
+
+void conv_pad(size_t channels, size_t height, size_t width, const size_t padding[2], const float *from, float *to)
+{
+    const size_t padded_height = height + 2 * padding[0], padded_width = width + 2 * padding[1];
+    to += padding[0] * padded_width + padding[1];
+    for (size_t c = 0; c < channels; c++, to += (padded_height - height) * padded_width)
+        for (size_t i = 0; i < height; i++, from += width, to += padded_width)
+            memcpy(to, from, width * sizeof(float));
 }
 
 /* The channels of group g of image r with zeros around them, in place or copied to buffer (whose border is zero
@@ -160,11 +176,7 @@ static const float *padded_image(const struct kernel_op *op, const float *x, siz
     const float *from = x + r * d->x_stride + g * plan->in * height * width;
     if (!plan->padded)
         return from;
-    const size_t origin = d->conv2d.window.padding[0] * plan->width + d->conv2d.window.padding[1];
-    for (size_t c = 0; c < plan->in; c++)
-        for (size_t i = 0; i < height; i++)
-            memcpy(buffer + (c * plan->height + i) * plan->width + origin, from + (c * height + i) * width,
-                   width * sizeof(float));
+    conv_pad(plan->in, height, width, d->conv2d.window.padding, from, buffer);
     return buffer;
 }
 
@@ -237,10 +249,8 @@ const float *conv_masked_dy(const struct kernel_op *op, const struct kernel_args
     return args->dy + at;
 }
 
-/* The gradient of the convolution's own output, channels [begin, end) of image r: dy itself, or spread to the winners
- * in buffer. */
-static const float *conv_gradient(const struct kernel_op *op, const struct kernel_args *args, size_t r, size_t begin,
-                                  size_t end, float *buffer)
+const float *conv_gradient(const struct kernel_op *op, const struct kernel_args *args, size_t r, size_t begin,
+                           size_t end, float *buffer)
 {
     const struct kernel_op_desc *d = &op->desc;
     const struct conv_plan *plan = op->plan;
@@ -280,8 +290,12 @@ static void conv_backward_data(const struct kernel_op *op, const struct kernel_a
     const struct conv_plan *plan = op->plan;
     if (!args->dx[0])
         return;
-    if (plan->winners.level) {
+    if (plan->winners.data) {
         conv_winners_backward_data(op, args);
+        return;
+    }
+    if (plan->turned.used) {
+        conv_turned_backward_data(op, args);
         return;
     }
     float *unpooled = args->workspace;

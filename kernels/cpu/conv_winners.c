@@ -69,6 +69,7 @@ tally_status conv_winners_prepare(const struct kernel_op *op, struct conv_plan *
     if (win->block * win->image > UINT32_MAX || plan->out * win->patch > UINT32_MAX)
         return TALLY_OK;
     win->level = level;
+    win->data = win->shape.vectors >= 8; /* fewer sums than that at a time wait for each other */
     return make_tables(op, plan, err);
 }
 

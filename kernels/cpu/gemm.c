@@ -164,11 +164,13 @@ struct position {
  * pieces. */
 static const float *ahead_in_b(const struct gemm_call *call, const struct position *at)
 {
-    const bool next_columns = at->j0 + at->nc < call->n;
-    const size_t k = next_columns ? at->k0 : at->k0 + at->kc, j = next_columns ? at->j0 + at->nc : 0;
+    const bool next_columns = at->k0 + at->kc >= call->k;
+    const size_t k = next_columns ? 0 : at->k0 + at->kc, j = next_columns ? at->j0 + at->nc : at->j0;
+    if (j >= call->n)
+        return NULL;
     const size_t across = (min_size(BLOCK_N, call->n - j) + at->kc - 1) / at->kc;
     const size_t row = at->tiles / across * TILE_ROWS, column = at->tiles % across * at->kc;
-    if (k >= call->k || row + TILE_ROWS > min_size(at->kc, call->k - k) || j + column + at->kc > call->n)
+    if (row + TILE_ROWS > min_size(at->kc, call->k - k) || j + column + at->kc > call->n)
         return NULL;
     return call->ahead->data + (k + row) * call->ahead->stride + j + column;
 }
@@ -222,8 +224,8 @@ static size_t block_k(size_t k)
 static void gemm_run(const struct gemm_call *call)
 {
     const size_t kc_max = block_k(call->k);
-    for (size_t k0 = 0; k0 < call->k; k0 += kc_max) {
-        for (size_t j0 = 0; j0 < call->n; j0 += BLOCK_N) {
+    for (size_t j0 = 0; j0 < call->n; j0 += BLOCK_N)
+        for (size_t k0 = 0; k0 < call->k; k0 += kc_max) { /* inside, so that a block of C stays in the cache */
             struct position at = {
                 .k0 = k0, .kc = min_size(kc_max, call->k - k0), .j0 = j0, .nc = min_size(BLOCK_N, call->n - j0)};
             call->pack(call->pack_source, k0, at.kc, j0, at.nc, call->workspace);
@@ -231,7 +233,6 @@ static void gemm_run(const struct gemm_call *call)
                 for (size_t j = 0; j < at.nc; j += PANEL)
                     run_panel(call, &at, i0, min_size(i0 + BLOCK_M, call->m), j);
         }
-    }
 }
 
 static size_t gemm_workspace(size_t n, size_t k)
