@@ -1,4 +1,5 @@
-/* Small operations against values that PyTorch gave (torch_values.h, written by tests/reference/kernels_reference.py).
+/* Small operations against values that PyTorch gave (torch_reference.h, written by
+ * tests/reference/kernels_reference.py).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +13,7 @@
 #include <math.h>
 
 #include "tests/kernels/rig.h"
-#include "tests/kernels/torch_values.h"
+#include "tests/kernels/torch_reference.h"
 
 enum tensor { X, WEIGHT, BIAS, DY, TARGET };
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/kernels/torch_values.h: what PyTorch gives for small operations, for tests/kernels/torch_test.c.
+"""Writes tests/kernels/torch_reference.h: what PyTorch gives for small operations, for tests/kernels/torch_test.c.
 
-    python kernels_reference.py > ../kernels/torch_values.h        (any PyTorch with CPU support; 2.15 wrote the stored file)
+    python kernels_reference.py > ../kernels/torch_reference.h        (any PyTorch with CPU support; 2.15 wrote the stored file)
 
 Inputs are a formula of (case, tensor, index) that both sides compute exactly, so only results are stored.
 """
