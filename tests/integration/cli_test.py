@@ -73,7 +73,7 @@ class Cli(Case):
         self.refused(TEXT.replace("  epochs: 1\n", ""), 11, "train", "epochs", "steps")
         self.refused(TEXT.replace("classes: 4", "classes: 5"), 9, "5", "4")
         self.refused(TEXT + "parallel: {pipeline: {placement: [[fc1], [fc3]]}}\n", 14, "fc3", "fc1")
-        self.refused(TEXT.replace("name: refused", "name: [a"), 2, "")
+        self.refused(TEXT.replace("name: refused", "name: refused: again"), 1, "YAML")
         self.refused(TEXT.replace("{lr: 0.1}", "{lr: 0.1, nesterov: true}"), 13, "nesterov", "momentum")
 
     def test_set(self):
