@@ -12,6 +12,7 @@
 
 #include "common/clock.h"
 #include "common/limits.h"
+#include "common/log.h"
 
 #define WAIT_NS (INT64_C(20) * 1000000000)
 
@@ -91,6 +92,7 @@ void rig_open(struct rig *rig)
     static const struct shard_events events = {.send = take_message, .on_stopped = on_stopped};
     struct tally_error err;
     *rig = (struct rig){0};
+    tally_log_init("test", "", TALLY_LOG_WARN);
     assert_int_equal(uv_loop_init(&rig->loop), 0);
     assert_int_equal(rpc_loop_queue_new(&rig->loop, 1, &rig->queue, NULL), TALLY_OK);
     uv_timer_init(&rig->loop, &rig->tick);
