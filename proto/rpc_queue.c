@@ -6,12 +6,17 @@
  * gRPC's C API has no alarm: an empty batch on a call that goes nowhere puts a tag on the queue, which is how a poll is
  * woken.
  */
+#include <grpc/grpc_posix.h>
+#include <grpc/grpc_security.h>
 #include <grpc/support/log.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "proto/rpc_internal.h"
@@ -59,8 +64,38 @@ void rpc_global_init(void)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
+/*
+ * After a write that did not fit a socket, a thread of gRPC's may sit in epoll_wait for 10 s, and the shutdown joins
+ * it. Anything that happens on a socket makes it come out: a channel over a socket pair is sent nonsense, and closes
+ * when that thread has read it. own: read it on this thread, where nobody else does within some milliseconds, which
+ * hands the place at epoll_wait to a thread that waits behind. Returns whether another thread has read it.
+ */
+static bool rouse_backup_poller(bool own)
+{
+    static const char nonsense[] = "this is no HTTP/2";
+    enum { PATIENCE_MS = 20 };
+    int ends[2];
+    struct rpc_queue *queue = NULL;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+        return true;
+    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    grpc_channel *channel = grpc_channel_create_from_fd("rouse", ends[0], credentials, NULL); /* owns the descriptor */
+    grpc_channel_credentials_release(credentials);
+    struct pollfd closed = {.fd = ends[1], .events = POLLRDHUP};
+    bool roused = send(ends[1], nonsense, sizeof nonsense, MSG_NOSIGNAL) > 0 && poll(&closed, 1, PATIENCE_MS) == 1;
+    if (!roused && own && rpc_data_queue_new(&queue, NULL) == TALLY_OK) {
+        rpc_queue_poll(queue, tally_now_ns() + PATIENCE_MS * 1000000 / 4);
+        rpc_queue_free(queue);
+    }
+    grpc_channel_destroy(channel);
+    close(ends[1]);
+    return roused;
+}
+
 void rpc_global_shutdown(void)
 {
+    if (!rouse_backup_poller(true))
+        rouse_backup_poller(false);
     grpc_shutdown_blocking();
 }
 
