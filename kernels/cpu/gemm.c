@@ -325,36 +325,44 @@ FORCE_INLINE float relu_or_self(float x, bool relu)
     return relu && x <= 0 ? 0 : x; /* NaN stays */
 }
 
+#if VL >= 8
+FORCE_INLINE void transpose_bias_8x8(const float *in, size_t in_stride, const float *bias, bool relu, float *out,
+                                     size_t out_stride)
+{
+    __m256 r[8];
+    UNROLL
+    for (size_t t = 0; t < 8; t++)
+        r[t] = _mm256_loadu_ps(in + t * in_stride);
+    transpose_8x8(r);
+    UNROLL
+    for (size_t t = 0; t < 8; t++) {
+        if (bias)
+            r[t] = _mm256_add_ps(r[t], _mm256_loadu_ps(bias));
+        if (relu) /* not a maximum: that would keep -0 */
+            r[t] = _mm256_andnot_ps(_mm256_cmp_ps(r[t], _mm256_setzero_ps(), _CMP_LE_OQ), r[t]);
+        _mm256_storeu_ps(out + t * out_stride, r[t]);
+    }
+}
+#endif
+
 static void transpose_bias(size_t rows, size_t columns, const float *in, size_t in_stride, const float *bias, bool relu,
                            float *out, size_t out_stride)
 {
-    size_t i = 0;
 #if VL >= 8
-    for (; i + 8 <= rows; i += 8) {
-        const __m256 b = bias ? _mm256_loadu_ps(bias + i) : _mm256_setzero_ps();
-        size_t j = 0;
-        for (; j + 8 <= columns; j += 8) {
-            __m256 r[8];
-            UNROLL
-            for (size_t t = 0; t < 8; t++)
-                r[t] = _mm256_loadu_ps(in + (i + t) * in_stride + j);
-            transpose_8x8(r);
-            UNROLL
-            for (size_t t = 0; t < 8; t++) {
-                if (bias)
-                    r[t] = _mm256_add_ps(r[t], b);
-                if (relu) /* not a maximum: that would keep -0 */
-                    r[t] = _mm256_andnot_ps(_mm256_cmp_ps(r[t], _mm256_setzero_ps(), _CMP_LE_OQ), r[t]);
-                _mm256_storeu_ps(out + (j + t) * out_stride + i, r[t]);
+    if (rows >= 8 && columns >= 8) {
+        /* What is left at an edge is done together with what lies before it, once more: the same numbers. */
+        for (size_t i = 0; i < rows; i += 8) {
+            i = min_size(i, rows - 8);
+            for (size_t j = 0; j < columns; j += 8) {
+                j = min_size(j, columns - 8);
+                transpose_bias_8x8(in + i * in_stride + j, in_stride, bias ? bias + i : NULL, relu,
+                                   out + j * out_stride + i, out_stride);
             }
         }
-        for (; j < columns; j++)
-            for (size_t t = i; t < i + 8; t++)
-                out[j * out_stride + t] =
-                    relu_or_self(bias ? in[t * in_stride + j] + bias[t] : in[t * in_stride + j], relu);
+        return;
     }
 #endif
-    for (; i < rows; i++)
+    for (size_t i = 0; i < rows; i++)
         for (size_t j = 0; j < columns; j++)
             out[j * out_stride + i] =
                 relu_or_self(bias ? in[i * in_stride + j] + bias[i] : in[i * in_stride + j], relu);

@@ -40,6 +40,42 @@ FORCE_INLINE void take_larger_8(__m256 value, __m256i index, __m256 *best, __m25
     *winner = _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(*winner), _mm256_castsi256_ps(index), wins));
 }
 
+FORCE_INLINE __m256i choose_8(__m256 if_, __m256i then, __m256i else_)
+{
+    const __m256i mask = _mm256_castps_si256(if_);
+    return _mm256_or_si256(_mm256_and_si256(mask, then), _mm256_andnot_si256(mask, else_));
+}
+
+/* The largest of four values each, in their order, and its index: first, first + 1, first + width or first + width + 1.
+ */
+FORCE_INLINE __m256 largest_8(__m256 v0, __m256 v1, __m256 v2, __m256 v3, __m256i first, uint32_t width,
+                              __m256i *ret_winner)
+{
+    const __m256i i1 = _mm256_add_epi32(first, _mm256_set1_epi32(1)),
+                  i2 = _mm256_add_epi32(first, _mm256_set1_epi32((int)width)),
+                  i3 = _mm256_add_epi32(first, _mm256_set1_epi32((int)width + 1));
+    const __m256 nan = _mm256_or_ps(_mm256_cmp_ps(v0, v1, _CMP_UNORD_Q), _mm256_cmp_ps(v2, v3, _CMP_UNORD_Q));
+    if (__builtin_expect(_mm256_movemask_ps(nan), 0)) {
+        __m256 best = v0;
+        *ret_winner = first;
+        take_larger_8(v1, i1, &best, ret_winner);
+        take_larger_8(v2, i2, &best, ret_winner);
+        take_larger_8(v3, i3, &best, ret_winner);
+        return best;
+    }
+    /* of equal operands (0 and -0) the instruction gives the second */
+    const __m256 best = _mm256_max_ps(_mm256_max_ps(v3, v2), _mm256_max_ps(v1, v0));
+    const __m256i last = choose_8(_mm256_cmp_ps(v2, best, _CMP_EQ_OQ), i2, i3);
+    *ret_winner =
+        choose_8(_mm256_cmp_ps(v0, best, _CMP_EQ_OQ), first, choose_8(_mm256_cmp_ps(v1, best, _CMP_EQ_OQ), i1, last));
+    return best;
+}
+
+FORCE_INLINE __m256 relu_8(__m256 x)
+{
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LE_OQ), x);
+}
+
 /* Eight outputs. Columns are taken apart within halves of a register, so outputs stand as 0 1 4 5 2 3 6 7 until the
  * end. */
 FORCE_INLINE void max_2x2_8(const float *top, const float *bottom, uint32_t at, uint32_t width, float bias, bool relu,
@@ -48,35 +84,26 @@ FORCE_INLINE void max_2x2_8(const float *top, const float *bottom, uint32_t at, 
     const __m256 b = _mm256_set1_ps(bias);
     const __m256 t0 = _mm256_add_ps(_mm256_loadu_ps(top), b), t1 = _mm256_add_ps(_mm256_loadu_ps(top + 8), b);
     const __m256 u0 = _mm256_add_ps(_mm256_loadu_ps(bottom), b), u1 = _mm256_add_ps(_mm256_loadu_ps(bottom + 8), b);
-    const __m256i first = _mm256_add_epi32(_mm256_set1_epi32((int)at), _mm256_setr_epi32(0, 2, 8, 10, 4, 6, 12, 14));
-    __m256 best = _mm256_shuffle_ps(t0, t1, 0x88);
-    __m256i index = first;
-    take_larger_8(_mm256_shuffle_ps(t0, t1, 0xdd), _mm256_add_epi32(first, _mm256_set1_epi32(1)), &best, &index);
-    take_larger_8(_mm256_shuffle_ps(u0, u1, 0x88), _mm256_add_epi32(first, _mm256_set1_epi32((int)width)), &best,
-                  &index);
-    take_larger_8(_mm256_shuffle_ps(u0, u1, 0xdd), _mm256_add_epi32(first, _mm256_set1_epi32((int)width + 1)), &best,
-                  &index);
+    __m256i index = _mm256_add_epi32(_mm256_set1_epi32((int)at), _mm256_setr_epi32(0, 2, 8, 10, 4, 6, 12, 14));
+    __m256 best = largest_8(_mm256_shuffle_ps(t0, t1, 0x88), _mm256_shuffle_ps(t0, t1, 0xdd),
+                            _mm256_shuffle_ps(u0, u1, 0x88), _mm256_shuffle_ps(u0, u1, 0xdd), index, width, &index);
     if (relu)
-        best = _mm256_andnot_ps(_mm256_cmp_ps(best, _mm256_setzero_ps(), _CMP_LE_OQ), best);
+        best = relu_8(best);
     _mm256_storeu_ps(y, _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(best), 0xd8)));
     _mm256_storeu_si256((__m256i *)(void *)winner, _mm256_permute4x64_epi64(index, 0xd8));
 }
 
-/* Four outputs. */
+/* Four outputs, in half of the lanes. */
 FORCE_INLINE void max_2x2_4(const float *top, const float *bottom, uint32_t at, uint32_t width, float bias, bool relu,
                             float *y, uint32_t *winner)
 {
     const __m256 b = _mm256_set1_ps(bias);
     const __m256 t = _mm256_add_ps(_mm256_loadu_ps(top), b), u = _mm256_add_ps(_mm256_loadu_ps(bottom), b);
-    const __m256i first = _mm256_add_epi32(_mm256_set1_epi32((int)at), _mm256_setr_epi32(0, 2, 0, 2, 4, 6, 4, 6));
-    __m256 best = _mm256_shuffle_ps(t, t, 0x88);
-    __m256i index = first;
-    take_larger_8(_mm256_shuffle_ps(t, t, 0xdd), _mm256_add_epi32(first, _mm256_set1_epi32(1)), &best, &index);
-    take_larger_8(_mm256_shuffle_ps(u, u, 0x88), _mm256_add_epi32(first, _mm256_set1_epi32((int)width)), &best, &index);
-    take_larger_8(_mm256_shuffle_ps(u, u, 0xdd), _mm256_add_epi32(first, _mm256_set1_epi32((int)width + 1)), &best,
-                  &index);
+    __m256i index = _mm256_add_epi32(_mm256_set1_epi32((int)at), _mm256_setr_epi32(0, 2, 0, 2, 4, 6, 4, 6));
+    __m256 best = largest_8(_mm256_shuffle_ps(t, t, 0x88), _mm256_shuffle_ps(t, t, 0xdd), _mm256_shuffle_ps(u, u, 0x88),
+                            _mm256_shuffle_ps(u, u, 0xdd), index, width, &index);
     if (relu)
-        best = _mm256_andnot_ps(_mm256_cmp_ps(best, _mm256_setzero_ps(), _CMP_LE_OQ), best);
+        best = relu_8(best);
     _mm_storeu_ps(y, _mm256_castps256_ps128(_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(best), 0x08))));
     _mm_storeu_si128((__m128i *)(void *)winner, _mm256_castsi256_si128(_mm256_permute4x64_epi64(index, 0x08)));
 }
