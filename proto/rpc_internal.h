@@ -4,8 +4,8 @@
  * DESIGN of the wrapper. For proto/rpc*.c, health.c and reflection.c alone.
  *
  * A gRPC tag is always a struct rpc_op, embedded in what it belongs to (stream, request slot, server). Its done() runs
- * on its queue's thread: of a data queue inside rpc_queue_poll; of a loop queue a poll thread pushes the op to the
- * loop's list, which uv_async drains.
+ * on its queue's thread: of a data queue inside rpc_queue_poll; of a loop queue a poll thread (or the data queue that it
+ * is joined to) pushes the op to the loop's list, which uv_async drains.
  *
  * A stream's mutable state is under its lock, which is held around every grpc_call_start_batch (gRPC wants batches of
  * one call serialised) and never around a callback. Each outstanding batch counts in `pending`; the end is reported
@@ -21,6 +21,7 @@
 
 struct rpc_op {
     void (*done)(struct rpc_op *op, bool ok);
+    struct rpc_queue *queue; /* whose thread runs done */
     struct rpc_op *next;
     bool ok;
     atomic_bool armed;
@@ -30,8 +31,9 @@ struct rpc_op {
  * gRPC orders what was written before a batch was started before what its completion reads, by locks that a race
  * detector does not see inside of. These say it again: arm before every start, taken on every completion.
  */
-static inline void rpc_op_arm(struct rpc_op *op)
+static inline void rpc_op_arm(struct rpc_op *op, struct rpc_queue *queue)
 {
+    op->queue = queue;
     atomic_store_explicit(&op->armed, true, memory_order_release);
 }
 static inline struct rpc_op *rpc_op_taken(void *tag)

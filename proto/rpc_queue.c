@@ -34,6 +34,7 @@ struct loop_part {
 struct rpc_queue {
     grpc_completion_queue *cq;
     struct loop_part *loop; /* NULL: a data queue */
+    bool joined;            /* a loop queue on the completion queue of a data queue */
     pthread_t threads[THREADS_MAX];
     unsigned thread_count;
     _Atomic(struct rpc_op *) ready;   /* loop queues, newest first */
@@ -231,6 +232,18 @@ static void loop_woken(uv_async_t *handle)
     run_tasks(loop->queue);
 }
 
+/* Of the loop's thread from here on. */
+static void push_ready(struct rpc_queue *queue, struct rpc_op *op)
+{
+    struct rpc_op *head = atomic_load_explicit(&queue->ready, memory_order_relaxed);
+    do {
+        op->next = head;
+    } while (
+        !atomic_compare_exchange_weak_explicit(&queue->ready, &head, op, memory_order_release, memory_order_relaxed));
+    if (!head)
+        uv_async_send(&queue->loop->async);
+}
+
 static void *poll_thread(void *arg)
 {
     struct rpc_queue *queue = arg;
@@ -243,13 +256,7 @@ static void *poll_thread(void *arg)
             continue;
         struct rpc_op *op = rpc_op_taken(event.tag);
         op->ok = event.success != 0;
-        struct rpc_op *head = atomic_load_explicit(&queue->ready, memory_order_relaxed);
-        do {
-            op->next = head;
-        } while (!atomic_compare_exchange_weak_explicit(&queue->ready, &head, op, memory_order_release,
-                                                        memory_order_relaxed));
-        if (!head)
-            uv_async_send(&queue->loop->async);
+        push_ready(queue, op);
     }
 }
 
@@ -345,6 +352,23 @@ tally_status rpc_loop_queue_new(uv_loop_t *loop, unsigned threads, struct rpc_qu
     return TALLY_OK;
 }
 
+tally_status rpc_loop_queue_join(uv_loop_t *loop, struct rpc_queue *data, struct rpc_queue **ret_queue,
+                                 struct tally_error *err)
+{
+    struct rpc_queue *queue = calloc(1, sizeof *queue);
+    if (!queue)
+        return tally_fail(err, TALLY_ENOMEM, "no memory for an RPC queue");
+    queue->loop = open_loop_part(loop, queue);
+    if (!queue->loop) {
+        free(queue);
+        return tally_fail(err, TALLY_EIO, "cannot make an RPC queue of the event loop");
+    }
+    queue->cq = data->cq;
+    queue->joined = true;
+    *ret_queue = queue;
+    return TALLY_OK;
+}
+
 /* ---- data queues ---- */
 
 static void woken(struct rpc_op *op, bool ok)
@@ -375,7 +399,7 @@ void rpc_queue_wake(struct rpc_queue *queue)
         return;
     if (atomic_exchange_explicit(&queue->wake_pending, true, memory_order_acq_rel))
         return;
-    rpc_op_arm(&queue->wake_op);
+    rpc_op_arm(&queue->wake_op, queue);
     grpc_call_error e = grpc_call_start_batch(queue->wake_call, NULL, 0, &queue->wake_op, NULL);
     GPR_ASSERT(e == GRPC_CALL_OK);
 }
@@ -393,7 +417,12 @@ unsigned rpc_queue_poll(struct rpc_queue *queue, int64_t deadline_ns)
     unsigned handled = 0;
     if (event.type == GRPC_OP_COMPLETE) {
         struct rpc_op *op = rpc_op_taken(event.tag);
-        op->done(op, event.success != 0);
+        if (op->queue != queue) {
+            op->ok = event.success != 0;
+            push_ready(op->queue, op);
+        } else {
+            op->done(op, event.success != 0);
+        }
         handled += op != &queue->wake_op;
     }
     if (atomic_load_explicit(&queue->tasks, memory_order_relaxed))
@@ -429,7 +458,8 @@ void rpc_queue_free(struct rpc_queue *queue)
     if (!queue)
         return;
     if (queue->loop) {
-        stop_threads(queue);
+        if (!queue->joined)
+            stop_threads(queue);
         run_ready(queue);
         run_tasks(queue);
         close_loop_part(queue->loop);
@@ -437,6 +467,7 @@ void rpc_queue_free(struct rpc_queue *queue)
         run_tasks(queue);
         drain_data_queue(queue);
     }
-    grpc_completion_queue_destroy(queue->cq);
+    if (!queue->joined)
+        grpc_completion_queue_destroy(queue->cq);
     free(queue);
 }

@@ -115,7 +115,7 @@ static void post_slot(struct slot *slot)
     slot->call = NULL;
     slot->payload = NULL;
     grpc_call_error e;
-    rpc_op_arm(&slot->op);
+    rpc_op_arm(&slot->op, served->queue);
     if (served->registered)
         e = grpc_server_request_registered_call(served->server->server, served->registered, &slot->call,
                                                 &slot->deadline, &slot->metadata,
@@ -448,7 +448,7 @@ void rpc_server_stop(struct rpc_server *server, int64_t drain_ms, void (*on_stop
     rpc_reflection_stop(server->reflection);
     server->shutdown_op.done = shutdown_done;
     server->drain.fired = drain_over;
-    rpc_op_arm(&server->shutdown_op);
+    rpc_op_arm(&server->shutdown_op, server->queue);
     rpc_timer_start(server->queue, &server->drain, tally_now_ns() + (drain_ms > 0 ? drain_ms : 0) * 1000000);
     grpc_server_shutdown_and_notify(server->server, rpc_queue_cq(server->queue), &server->shutdown_op);
 }

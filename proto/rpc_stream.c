@@ -146,7 +146,7 @@ tally_status rpc_stream_configure(struct rpc_stream *s, const struct rpc_stream_
 
 static void start_batch(struct rpc_stream *s, const grpc_op *ops, size_t count, struct rpc_op *tag)
 {
-    rpc_op_arm(tag);
+    rpc_op_arm(tag, s->queue);
     grpc_call_error e = grpc_call_start_batch(s->call, ops, count, tag, NULL);
     if (e != GRPC_CALL_OK) { /* our own misuse: going on would lose an event and hang */
         fprintf(stderr, "rpc: %s: grpc_call_start_batch: %s\n", s->path, grpc_call_error_to_string(e));
