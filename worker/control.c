@@ -21,6 +21,7 @@ struct control {
     struct data_thread *thread;
     struct rpc_server *server;
     struct node *node;
+    uv_timer_t last; /* when nothing is left that could call */
     struct job *job; /* runs, or ends */
     bool answer;     /* with Ended, when the job has ended */
     uint64_t answer_generation;
@@ -69,17 +70,20 @@ static void send_failed(struct control *c, const Tally__V1__Assign *assign, cons
 
 /* ---- leaving ---- */
 
-/* The data thread's queue must be empty before it goes, the loop's queue last. */
+static void finish(uv_timer_t *timer)
+{
+    struct control *c = timer->data;
+    rpc_server_free(c->server);
+    rpc_queue_free(c->queue);
+    data_thread_stop(c->thread);
+    uv_close((uv_handle_t *)timer, NULL);
+}
+
+/* Not at once: this is inside a callback of the queue that goes. */
 static void leave_further(struct control *c)
 {
-    if (!c->leaving || c->job || !c->node_closed || !c->server_stopped)
-        return;
-    data_thread_stop(c->thread);
-    c->thread = NULL;
-    rpc_server_free(c->server);
-    c->server = NULL;
-    rpc_queue_free(c->queue);
-    c->queue = NULL;
+    if (c->leaving && !c->job && c->node_closed && c->server_stopped)
+        uv_timer_start(&c->last, finish, 0, 0);
 }
 
 static void on_node_closed(void *user)
@@ -302,16 +306,14 @@ static void control_free(struct control *c)
 static void undo(struct control *c)
 {
     c->leaving = c->node_closed = true;
-    if (c->serving) {
+    c->server_stopped = !c->serving;
+    if (c->serving)
         rpc_server_stop(c->server, 0, on_server_stopped, c);
-        while (!c->server_stopped)
-            uv_run(c->loop, UV_RUN_ONCE);
-    } else {
-        rpc_server_free(c->server);
-        data_thread_stop(c->thread);
-        rpc_queue_free(c->queue);
-    }
-    uv_run(c->loop, UV_RUN_NOWAIT);
+    else
+        leave_further(c);
+    while (!uv_is_closing((uv_handle_t *)&c->last))
+        uv_run(c->loop, UV_RUN_ONCE);
+    uv_run(c->loop, UV_RUN_NOWAIT); /* for the handles to close */
     control_free(c);
 }
 
@@ -326,6 +328,8 @@ tally_status control_open(uv_loop_t *loop, const struct control_options *options
     if (!c)
         return tally_fail(err, TALLY_ENOMEM, "no memory for the worker");
     c->loop = loop;
+    uv_timer_init(loop, &c->last);
+    c->last.data = c;
     c->name = strdup(options->name);
     c->backend = strdup(options->backend);
     if (!c->name || !c->backend)
@@ -333,7 +337,7 @@ tally_status control_open(uv_loop_t *loop, const struct control_options *options
     if (!status)
         status = data_thread_start(&c->thread, err);
     if (!status)
-        status = rpc_loop_queue_new(loop, 1, &c->queue, err);
+        status = rpc_loop_queue_join(loop, data_thread_queue(c->thread), &c->queue, err);
     if (!status)
         status = serve(c, options->listen, err);
     if (!status)

@@ -2,7 +2,7 @@
 #define WORKER_DATA_THREAD_H
 /*
  * The worker's one thread for its data streams: it is inside rpc_queue_poll of a data queue for as long as the process
- * lives, so that the network is always waited for (the loop queue has no thread of its own: proto/rpc.h). The steps of
+ * lives, so that the network is always waited for (the loop queue is joined to it: proto/rpc.h). The steps of
  * small jobs run on it too: a message is then handled by the thread that waits for it, and no step has to wake another
  * thread.
  */
