@@ -198,15 +198,17 @@ tally_status cpu_check_window(const char *what, const struct kernel_window *wind
             return status;
         const size_t reach = (window->kernel[axis] - 1) * window->dilation[axis] + 1;
         const size_t padded = in[axis] + 2 * window->padding[axis];
-        if (padded < reach)
+        const bool fits = padded >= reach;
+        const size_t floor_out = fits ? (padded - reach) / window->stride[axis] + 1 : 0;
+        /* ceil mode: one window more, if it begins inside the input or the padding before it (PyTorch's
+         * pooling_output_shape); the only one where none fits as a whole */
+        const bool part = fits ? (padded - reach) % window->stride[axis] != 0 : reach - padded < window->stride[axis];
+        const bool ceil_ok =
+            ceil_allowed && part && floor_out * window->stride[axis] < in[axis] + window->padding[axis];
+        if (!fits && !(ceil_ok && out[axis] == 1))
             return tally_fail(err, TALLY_EINVAL,
                               "%s: a window of %zu does not fit into an input %s of %zu with its padding", what, reach,
                               side, in[axis]);
-        const size_t floor_out = (padded - reach) / window->stride[axis] + 1;
-        /* ceil mode: one window more, if it begins inside the input or the padding before it (PyTorch's
-         * pooling_output_shape) */
-        const bool ceil_ok = ceil_allowed && (padded - reach) % window->stride[axis] != 0 &&
-                             floor_out * window->stride[axis] < in[axis] + window->padding[axis];
         if (out[axis] != floor_out && !(ceil_ok && out[axis] == floor_out + 1))
             return tally_fail(err, TALLY_EINVAL, "%s: the output %s is %zu, expected %zu", what, side, out[axis],
                               floor_out);

@@ -58,6 +58,29 @@ static void max_pool_takes_the_first_maximum_and_nan(void **state)
         }
 }
 
+/* ceil_mode lets a window stand out of the input on both sides, as long as it is not by a whole stride. */
+static void ceil_mode_takes_a_window_larger_than_the_input(void **state)
+{
+    (void)state;
+    static const enum kernel_op_kind kinds[] = {KERNEL_MAX_POOL2D, KERNEL_AVG_POOL2D, KERNEL_AVG_POOL2D};
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+        for (const char *const *level = rig_levels(); *level; level++) {
+            struct kernel_op_desc d = pool_desc(8, 2, 2, 0);
+            d.kind = kinds[k];
+            d.pool2d.count_include_pad = k == 2;
+            d.pool2d.in_height = 3; /* a window of 4; with padding also one of 6 over 2 + 2 columns */
+            d.pool2d.in_width = 2;
+            d.pool2d.window = (struct kernel_window){{4, 6}, {2, 3}, {0, 1}, {1, 1}};
+            d.pool2d.out_height = d.pool2d.out_width = 1;
+            struct rig *rig = rig_open(*level, &d, k, 0);
+            rig_forward(rig);
+            rig_check_forward(rig, 1e-6);
+            rig_backward(rig, false, 0);
+            rig_check_backward(rig, 1e-6, false);
+            rig_close(rig);
+        }
+}
+
 static void max_pool_of_known_values(void **state)
 {
     (void)state;
@@ -288,6 +311,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(max_pool_takes_the_first_maximum_and_nan),
         cmocka_unit_test(max_pool_of_known_values),
+        cmocka_unit_test(ceil_mode_takes_a_window_larger_than_the_input),
         cmocka_unit_test(fusing_changes_nothing),
         cmocka_unit_test(relu_keeps_nan_and_stops_at_zero),
         cmocka_unit_test(fused_relu_keeps_nan),
