@@ -288,6 +288,8 @@ static void node_stream_ended(struct node *node, const struct tally_error *end)
     } else {
         if (end->code == TALLY_OK)
             tally_fail(&err, TALLY_EUNAVAIL, "the coordinator at %s ended the stream", node->options.coordinator);
+        else if (node->state == NODE_JOINING)
+            err = *end;
         else
             tally_fail(&err, end->code, "the stream to the coordinator at %s was lost: %s", node->options.coordinator,
                        end->message);

@@ -14,8 +14,7 @@
 #include <cmocka.h>
 
 #include "common/clock.h"
-#include "tests/worker/memory_hub.h"
-#include "tests/worker/test_job.h"
+#include "tests/worker/solo.h"
 
 #define STEPS_MAX 20000
 
@@ -44,14 +43,7 @@ static Tally__V1__JobSpec *dense(uint32_t micro, uint32_t steps, uint32_t in, ui
 static Tally__V1__JobSpec *cnn(uint32_t micro, uint32_t steps)
 {
     Tally__V1__JobSpec *spec = base(micro, steps, 10, (const uint32_t[]){1, 28, 28}, 3);
-    spec_conv(spec, "conv1", 20, 5, 1, 0, 1);
-    spec_max_pool(spec, NULL, 2, 2, 0);
-    spec_conv(spec, "conv2", 50, 5, 1, 0, 1);
-    spec_max_pool(spec, NULL, 2, 2, 0);
-    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_FLATTEN);
-    spec_linear(spec, "fc1", 500, true);
-    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_RELU);
-    spec_linear(spec, "fc2", 10, true);
+    spec_seed_cnn(spec);
     return spec;
 }
 
@@ -65,28 +57,19 @@ static int by_value(const void *a, const void *b)
 static void measure(const char *name, Tally__V1__JobSpec *spec)
 {
     static int64_t took[STEPS_MAX];
-    struct test_job *job = test_job_open(spec);
-    struct test_rank rank;
-    test_rank_open(job, 0, 1, NULL, &rank);
-    struct memory_hub *hub;
-    struct tally_error err;
-    if (memory_hub_open(rank.plan, &(struct memory_hub_options){.clients = 1, .discard = true}, &hub, &err))
-        fail_msg("%s", err.message);
-    struct transport *transport = memory_hub_join(hub, 0, executor_weights(rank.executor));
-    uint64_t steps = rank.plan->batches.steps;
+    struct solo solo;
+    solo_open(spec, &(struct memory_hub_options){.discard = true}, &solo);
+    uint64_t steps = solo.rank.plan->batches.steps;
     for (uint64_t step = 1; step <= steps; step++) {
         int64_t start = tally_now_ns();
-        if (executor_step(rank.executor, transport, step, &err))
-            fail_msg("%s", err.message);
+        solo_step(&solo, step);
         took[step - 1] = tally_now_ns() - start;
     }
     qsort(took, steps, sizeof took[0], by_value);
     printf("%-34s %-8s best %10.1f us   median %10.1f us   %7.0f samples/s   %6.1f MB\n", name,
-           rank.kernels->isa(rank.backend), (double)took[0] / 1000, (double)took[steps / 2] / 1000,
-           64e9 / (double)took[steps / 2], (double)executor_memory_bytes(rank.executor) / 1e6);
-    memory_hub_close(hub);
-    test_rank_close(&rank);
-    test_job_close(job);
+           solo.rank.kernels->isa(solo.rank.backend), (double)took[0] / 1000, (double)took[steps / 2] / 1000,
+           64e9 / (double)took[steps / 2], (double)executor_memory_bytes(solo.rank.executor) / 1e6);
+    solo_close(&solo);
 }
 
 static const char *wanted;

@@ -17,7 +17,7 @@
 #include "tests/worker/double_model.h"
 #include "tests/worker/memory_hub.h"
 #include "tests/worker/random_job.h"
-#include "tests/worker/test_job.h"
+#include "tests/worker/solo.h"
 
 #ifdef __SANITIZE_THREAD__
 #define RANDOM_JOBS 5 /* one thread alone, and that many times slower */
@@ -64,24 +64,18 @@ static double difference(const struct test_job *job, const struct batch *b, doub
 /* Takes the spec. Compares the loss and every weight's gradient, or 200 of each parameter's where it has more. */
 static void check_gradients(Tally__V1__JobSpec *spec)
 {
-    struct test_job *job = test_job_open(spec);
+    struct solo solo;
+    solo_open(spec, &(struct memory_hub_options){.poison = true, .scatter = true}, &solo);
+    const struct test_job *job = solo.job;
     const struct model *model = job->model;
-    struct test_rank rank;
-    test_rank_open(job, 0, 1, NULL, &rank);
-    struct memory_hub_options options = {.clients = 1, .poison = true, .scatter = true};
-    struct memory_hub *hub;
-    struct tally_error err;
-    if (memory_hub_open(rank.plan, &options, &hub, &err))
-        fail_msg("%s", err.message);
+    const struct memory_hub *hub = solo.hub;
     double *w = calloc(model->flat_count, sizeof *w);
     assert_non_null(w);
     for (size_t i = 0; i < model->flat_count; i++)
         w[i] = (double)memory_hub_weights(hub)[i];
-    struct transport *transport = memory_hub_join(hub, 0, executor_weights(rank.executor));
-    if (executor_step(rank.executor, transport, 1, &err))
-        fail_msg("%s", err.message);
+    solo_step(&solo, 1);
     assert_int_equal(memory_hub_version(hub), 1);
-    struct batch b = read_first_step(job, &rank);
+    struct batch b = read_first_step(job, &solo.rank);
     double loss = double_model_loss(model, w, b.x, model->input.elements, b.rows, b.targets);
     double got_loss = memory_hub_loss(hub, 1).loss_sum;
     if (fabs(got_loss - loss) > 1e-5 * fabs(loss) + 1e-5)
@@ -109,9 +103,7 @@ static void check_gradients(Tally__V1__JobSpec *spec)
     free(w);
     free(b.x);
     free(b.targets);
-    memory_hub_close(hub);
-    test_rank_close(&rank);
-    test_job_close(job);
+    solo_close(&solo);
 }
 
 static void test_gradients_mlp(void **state)
@@ -381,22 +373,17 @@ static void test_failures_of_the_transport(void **state)
     } cases[] = {
         {1, 0, 0, TALLY_ETIMEDOUT}, {2, 0, 0, TALLY_ETIMEDOUT}, {0, 1, 0, TALLY_EUNAVAIL}, {0, 0, 1, TALLY_ESTATE}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct test_job *job = test_job_open(small_spec());
-        struct test_rank rank;
-        test_rank_open(job, 0, 1, NULL, &rank);
-        struct memory_hub *hub;
+        struct solo solo;
         struct tally_error err;
-        assert_int_equal(memory_hub_open(rank.plan, &(struct memory_hub_options){.clients = 1}, &hub, &err), TALLY_OK);
+        solo_open(small_spec(), NULL, &solo);
         struct failing f = {.transport = {failing_wait, failing_destination, failing_push, failing_flush},
-                            .inner = memory_hub_join(hub, 0, executor_weights(rank.executor)),
+                            .inner = solo.transport,
                             .fail_wait = cases[i].wait,
                             .fail_destination = cases[i].destination,
                             .fail_push = cases[i].push};
-        assert_int_equal(executor_step(rank.executor, &f.transport, 1, &err), cases[i].want);
+        assert_int_equal(executor_step(solo.rank.executor, &f.transport, 1, &err), cases[i].want);
         assert_int_equal(err.code, cases[i].want);
-        memory_hub_close(hub);
-        test_rank_close(&rank);
-        test_job_close(job);
+        solo_close(&solo);
     }
 }
 
@@ -410,31 +397,26 @@ static void test_waits_for_what_it_reads(void **state)
     spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_RELU);
     spec_linear(spec, "b", 3, true);
     spec_cross_entropy(spec, -100, 0);
-    struct test_job *job = test_job_open(spec);
-    struct test_rank rank;
-    test_rank_open(job, 0, 1, NULL, &rank);
-    struct memory_hub *hub;
+    struct solo solo;
     struct tally_error err;
-    assert_int_equal(memory_hub_open(rank.plan, &(struct memory_hub_options){.clients = 1}, &hub, &err), TALLY_OK);
+    solo_open(spec, NULL, &solo);
     struct failing f = {.transport = {failing_wait, failing_destination, failing_push, failing_flush},
-                        .inner = memory_hub_join(hub, 0, executor_weights(rank.executor))};
-    assert_int_equal(executor_step(rank.executor, &f.transport, 1, &err), TALLY_OK);
+                        .inner = solo.transport};
+    assert_int_equal(executor_step(solo.rank.executor, &f.transport, 1, &err), TALLY_OK);
     assert_int_equal(f.waits, 2); /* although there are two micro-batches */
     for (int i = 0; i < 2; i++) {
-        const struct layer *layer = &job->model->layers[i ? 2 : 0];
-        const struct param *w = &job->model->params[layer->weight], *b = &job->model->params[layer->bias];
-        const struct slice *first = &job->model->slices[f.wait_begin[i]],
-                           *last = &job->model->slices[f.wait_end[i] - 1];
+        const struct layer *layer = &solo.job->model->layers[i ? 2 : 0];
+        const struct param *w = &solo.job->model->params[layer->weight], *b = &solo.job->model->params[layer->bias];
+        const struct slice *first = &solo.job->model->slices[f.wait_begin[i]],
+                           *last = &solo.job->model->slices[f.wait_end[i] - 1];
         assert_true(first->offset <= w->offset && w->offset < first->offset + first->count);
         size_t end = b->offset + b->shape.elements;
         assert_true(last->offset < end && end <= last->offset + last->count);
     }
     assert_true(f.wait_end[0] - f.wait_begin[0] >= 2);
     assert_true(f.wait_end[1] - f.wait_begin[1] == 1);
-    assert_int_equal(f.pushes, job->model->slice_count);
-    memory_hub_close(hub);
-    test_rank_close(&rank);
-    test_job_close(job);
+    assert_int_equal(f.pushes, solo.job->model->slice_count);
+    solo_close(&solo);
 }
 
 static void test_stops(void **state)
@@ -443,7 +425,7 @@ static void test_stops(void **state)
     struct test_job *job = test_job_open(small_spec());
     struct test_rank rank;
     test_rank_open(job, 0, 1, NULL, &rank);
-    executor_close(rank.executor);
+    executor_close(rank.executor); /* for one that can be stopped */
     atomic_bool stop = false;
     struct executor_inputs inputs = {
         .plan = rank.plan, .train = job->train, .test = job->test, .order = rank.order, .stop = &stop};
@@ -464,53 +446,41 @@ static void test_stops(void **state)
 static void test_refuses_what_it_cannot_run(void **state)
 {
     (void)state;
-    struct test_job *job = test_job_open(small_spec());
-    struct test_rank rank;
-    test_rank_open(job, 0, 1, NULL, &rank);
-    struct memory_hub *hub;
+    struct solo solo;
     struct tally_error err;
-    assert_int_equal(memory_hub_open(rank.plan, &(struct memory_hub_options){.clients = 1}, &hub, &err), TALLY_OK);
-    struct transport *transport = memory_hub_join(hub, 0, executor_weights(rank.executor));
+    solo_open(small_spec(), NULL, &solo);
     struct action send = {.kind = ACTION_SEND};
-    assert_int_equal(executor_run(rank.executor, transport, 1, &send, 1, &err), TALLY_EUNSUPPORTED);
+    assert_int_equal(executor_run(solo.rank.executor, solo.transport, 1, &send, 1, &err), TALLY_EUNSUPPORTED);
     struct action deep = {.kind = ACTION_BACKWARD, .level = 30};
-    assert_int_equal(executor_run(rank.executor, transport, 1, &deep, 1, &err), TALLY_EINTERNAL);
-    memory_hub_close(hub);
-    test_rank_close(&rank);
-    test_job_close(job);
+    assert_int_equal(executor_run(solo.rank.executor, solo.transport, 1, &deep, 1, &err), TALLY_EINTERNAL);
+    solo_close(&solo);
 }
 
 static void test_evaluates(void **state)
 {
     (void)state;
-    struct test_job *job = test_job_open(small_spec());
-    struct test_rank rank;
-    test_rank_open(job, 0, 1, NULL, &rank);
-    struct memory_hub *hub;
+    struct solo solo;
     struct tally_error err;
-    assert_int_equal(memory_hub_open(rank.plan, &(struct memory_hub_options){.clients = 1}, &hub, &err), TALLY_OK);
-    struct transport *transport = memory_hub_join(hub, 0, executor_weights(rank.executor));
-    assert_int_equal(rank.plan->evaluation.leaves, 3); /* 4 + 4 + 2 */
+    solo_open(small_spec(), NULL, &solo);
+    assert_int_equal(solo.rank.plan->evaluation.leaves, 3); /* 4 + 4 + 2 */
     double w[256];
-    assert_true(job->model->flat_count <= 256);
-    for (size_t i = 0; i < job->model->flat_count; i++)
-        w[i] = (double)memory_hub_weights(hub)[i];
+    assert_true(solo.job->model->flat_count <= 256);
+    for (size_t i = 0; i < solo.job->model->flat_count; i++)
+        w[i] = (double)memory_hub_weights(solo.hub)[i];
     for (uint32_t i = 0; i < 3; i++) {
         struct kernel_loss loss;
         uint32_t samples;
-        assert_int_equal(executor_evaluate(rank.executor, transport, 0, i, &loss, &samples, &err), TALLY_OK);
+        assert_int_equal(executor_evaluate(solo.rank.executor, solo.transport, 0, i, &loss, &samples, &err), TALLY_OK);
         assert_int_equal(samples, i < 2 ? 4 : 2);
         float x[4 * 5];
         int64_t targets[4];
         uint32_t indices[4] = {4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3};
-        dataset_read(job->test, indices, samples, x, 5, targets);
-        double want = double_model_loss(job->model, w, x, 5, samples, targets);
+        dataset_read(solo.job->test, indices, samples, x, 5, targets);
+        double want = double_model_loss(solo.job->model, w, x, 5, samples, targets);
         assert_true(fabs(loss.loss_sum - want) <= 1e-5 * want);
         assert_true(loss.weight == samples && loss.correct >= 0 && loss.correct <= samples);
     }
-    memory_hub_close(hub);
-    test_rank_close(&rank);
-    test_job_close(job);
+    solo_close(&solo);
 }
 
 int main(void)

@@ -13,8 +13,7 @@
 
 #include <cmocka.h>
 
-#include "tests/worker/memory_hub.h"
-#include "tests/worker/test_job.h"
+#include "tests/worker/solo.h"
 
 #define FASHION "/usr/share/datasets/fashion-mnist/train-"
 
@@ -61,18 +60,6 @@ static void mlp(Tally__V1__JobSpec *spec, const char *first, const char *second)
     spec_linear(spec, second, 2, true);
 }
 
-static void cnn(Tally__V1__JobSpec *spec)
-{
-    spec_conv(spec, "conv1", 20, 5, 1, 0, 1);
-    spec_max_pool(spec, NULL, 2, 2, 0);
-    spec_conv(spec, "conv2", 50, 5, 1, 0, 1);
-    spec_max_pool(spec, NULL, 2, 2, 0);
-    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_FLATTEN);
-    spec_linear(spec, "fc1", 500, true);
-    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_RELU);
-    spec_linear(spec, "fc2", 10, true);
-}
-
 static void check_state(const json_t *state, const struct model *model, const float *weights, double bound)
 {
     assert_int_equal(json_object_size(state), model->param_count);
@@ -95,18 +82,11 @@ static void check(const char *name, Tally__V1__JobSpec *spec)
 {
     const json_t *c = json_object_get(golden, name), *losses = json_object_get(c, "losses");
     double bound = fmax(2e-6, 10 * number(c, "drift")), worst = 0;
-    struct test_job *job = test_job_open(spec);
-    struct test_rank rank;
-    test_rank_open(job, 0, 1, NULL, &rank);
-    struct memory_hub *hub;
-    struct tally_error err;
-    if (memory_hub_open(rank.plan, &(struct memory_hub_options){.clients = 1}, &hub, &err))
-        fail_msg("%s", err.message);
-    struct transport *transport = memory_hub_join(hub, 0, executor_weights(rank.executor));
+    struct solo solo;
+    solo_open(spec, NULL, &solo);
     for (size_t i = 0; i < json_array_size(losses); i++) {
-        if (executor_step(rank.executor, transport, i + 1, &err))
-            fail_msg("%s", err.message);
-        struct kernel_loss sums = memory_hub_loss(hub, i + 1);
+        solo_step(&solo, i + 1);
+        struct kernel_loss sums = memory_hub_loss(solo.hub, i + 1);
         double want = json_number_value(json_array_get(losses, i)), got = sums.loss_sum / sums.weight;
         double off = fabs(got - want) / want;
         worst = off > worst ? off : worst;
@@ -114,10 +94,8 @@ static void check(const char *name, Tally__V1__JobSpec *spec)
             fail_msg("%s, step %zu: loss %.9g, PyTorch's %.9g", name, i + 1, got, want);
     }
     print_message("%s: %.2g relative at most, allowed are %.2g\n", name, worst, bound);
-    check_state(json_object_get(c, "state"), job->model, memory_hub_weights(hub), bound);
-    memory_hub_close(hub);
-    test_rank_close(&rank);
-    test_job_close(job);
+    check_state(json_object_get(c, "state"), solo.job->model, memory_hub_weights(solo.hub), bound);
+    solo_close(&solo);
 }
 
 static void test_seed_data_parallel(void **state)
@@ -156,7 +134,7 @@ static void test_seed_cnn(void **state)
     const json_t *c = json_object_get(golden, "seed_cnn");
     Tally__V1__JobSpec *spec = case_spec(c, 0);
     fashion_data(spec, c);
-    cnn(spec);
+    spec_seed_cnn(spec);
     check("seed_cnn", spec);
 }
 
@@ -166,7 +144,7 @@ static void test_fashion_cnn_momentum(void **state)
     const json_t *c = json_object_get(golden, "fashion_cnn_momentum");
     Tally__V1__JobSpec *spec = case_spec(c, 0);
     fashion_data(spec, c);
-    cnn(spec);
+    spec_seed_cnn(spec);
     check("fashion_cnn_momentum", spec);
 }
 

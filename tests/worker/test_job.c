@@ -190,6 +190,18 @@ void spec_from(Tally__V1__Layer *layer, const char *name)
     layer->from[layer->n_from++] = strdup(name);
 }
 
+void spec_seed_cnn(Tally__V1__JobSpec *spec)
+{
+    spec_conv(spec, "conv1", 20, 5, 1, 0, 1);
+    spec_max_pool(spec, NULL, 2, 2, 0);
+    spec_conv(spec, "conv2", 50, 5, 1, 0, 1);
+    spec_max_pool(spec, NULL, 2, 2, 0);
+    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_FLATTEN);
+    spec_linear(spec, "fc1", 500, true);
+    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_RELU);
+    spec_linear(spec, "fc2", 10, true);
+}
+
 static Tally__V1__Source *add_source(Tally__V1__JobSpec *spec, int part)
 {
     Tally__V1__Source *source = NEW(Tally__V1__Source, TALLY__V1__SOURCE__INIT);

@@ -23,6 +23,8 @@ Tally__V1__Layer *spec_avg_pool(Tally__V1__JobSpec *spec, const char *name, uint
 /* relu, tanh, sigmoid, gelu, flatten, add */
 Tally__V1__Layer *spec_plain(Tally__V1__JobSpec *spec, const char *name, Tally__V1__Layer__KindCase kind);
 void spec_from(Tally__V1__Layer *layer, const char *name);
+/* All layers of the seed's CNN: conv1, pool, conv2, pool, flatten, fc1, relu, fc2. */
+void spec_seed_cnn(Tally__V1__JobSpec *spec);
 /* part 0: train, 1: test */
 void spec_synthetic(Tally__V1__JobSpec *spec, int part, uint64_t samples, uint32_t classes, const uint32_t *shape,
                     size_t ndim, const uint32_t *target_shape, size_t target_ndim);

@@ -18,7 +18,7 @@
 #include "proto/rpc.h"
 #include "tests/worker/fake_shards.h"
 #include "tests/worker/random_job.h"
-#include "tests/worker/test_job.h"
+#include "tests/worker/solo.h"
 #include "worker/training.h"
 
 #define JOB 7
@@ -158,20 +158,14 @@ static struct fake_shards *run_start(const struct test_job *job, const struct ru
 /* All ranks in this thread, in memory: what the weights must come to. */
 static float *weights_in_memory(const struct test_job *job)
 {
-    struct test_rank rank;
-    test_rank_open(job, 0, 1, NULL, &rank);
-    struct memory_hub *hub;
-    struct tally_error err;
-    if (memory_hub_open(rank.plan, &(struct memory_hub_options){.clients = 1}, &hub, &err))
-        fail_msg("%s", err.message);
-    struct transport *transport = memory_hub_join(hub, 0, executor_weights(rank.executor));
-    for (uint64_t step = 1; step <= rank.plan->batches.steps; step++)
-        assert_int_equal(executor_step(rank.executor, transport, step, &err), TALLY_OK);
+    struct solo solo;
+    solo_open_job(job, NULL, &solo);
+    for (uint64_t step = 1; step <= solo.rank.plan->batches.steps; step++)
+        solo_step(&solo, step);
     float *weights = malloc(job->model->flat_count * sizeof *weights);
     assert_non_null(weights);
-    memcpy(weights, memory_hub_weights(hub), job->model->flat_count * sizeof *weights);
-    memory_hub_close(hub);
-    test_rank_close(&rank);
+    memcpy(weights, memory_hub_weights(solo.hub), job->model->flat_count * sizeof *weights);
+    solo_close(&solo);
     return weights;
 }
 
