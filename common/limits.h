@@ -9,19 +9,22 @@
 /* A log line is one write(2): PIPE_BUF keeps lines of several processes whole on one pipe. */
 #define TALLY_LOG_LINE_MAX 4096
 
-/* A slice of the parameter vector: large enough that a message's fixed cost is hidden, small enough that sending overlaps computing. */
+/* A slice of the parameter vector: large enough that a message's fixed cost is hidden, small enough that sending
+ * overlaps computing. */
 #define TALLY_SLICE_MAX_BYTES (1u << 20)
 
 /* An RPC message: a slice and its header, with room; what is larger is refused before it is buffered. */
 #define TALLY_MESSAGE_MAX_BYTES (4u << 20)
 
-/* What one RPC message may take once it is unpacked: an empty submessage is 2 bytes on the wire and some 50 in memory. */
+/* What one RPC message may take once it is unpacked: an empty submessage is 2 bytes on the wire and some 50 in memory.
+ */
 #define TALLY_UNPACK_MAX_BYTES (64u << 20)
 
 /* A job file: the largest honest ones (thousands of layers) are far below. */
 #define TALLY_JOB_FILE_MAX_BYTES (16u << 20)
 
-/* Values in a job file, and how deep they nest: JobSpec needs eight levels, and whoever walks a document recurses once a level. */
+/* Values in a job file, and how deep they nest: JobSpec needs eight levels, and whoever walks a document recurses once
+ * a level. */
 #define TALLY_SPEC_VALUES_MAX (1u << 18)
 #define TALLY_SPEC_DEPTH_MAX 32
 
@@ -31,7 +34,8 @@
 /* Micro-batches in a step: a step's tree is walked with 32-bit leaves, and its depth bounds a worker's buffers. */
 #define TALLY_MICRO_BATCHES_MAX (1u << 16)
 
-/* Elements of one sample, or of one parameter: products of dimensions stay far inside size_t, and every byte count inside int64. */
+/* Elements of one sample, or of one parameter: products of dimensions stay far inside size_t, and every byte count
+ * inside int64. */
 #define TALLY_ELEMENTS_MAX ((size_t)1 << 40)
 
 /* A safetensors header, as the format's own reader limits it. */
@@ -55,7 +59,8 @@
 /* A shard that sends nothing for so long while its weights are fetched is given up. */
 #define TALLY_FETCH_TIMEOUT_MS 30000
 
-/* Jobs that one coordinator keeps, ended ones too, and of these such as have not ended. A job's record takes about 1 KiB of memory, and a list of all fits a message. */
+/* Jobs that one coordinator keeps, ended ones too, and of these such as have not ended. A job's record takes about 1
+ * KiB of memory, and a list of all fits a message. */
 #define TALLY_JOBS_MAX 10000
 #define TALLY_JOBS_LIVE_MAX 1000
 
@@ -71,7 +76,8 @@
 #define TALLY_ACTIVITY_MAX 256
 #define TALLY_REQUEST_ID_MAX 64
 
-/* Streams that watch one coordinator's jobs, and result files being sent: each holds up to a megabyte of queued messages. */
+/* Streams that watch one coordinator's jobs, and result files being sent: each holds up to a megabyte of queued
+ * messages. */
 #define TALLY_WATCHERS_MAX 256
 #define TALLY_DOWNLOADS_MAX 32
 
@@ -81,7 +87,8 @@
 /* Events of a job that are kept in memory behind the newest for its watchers; who is further behind reads the store. */
 #define TALLY_EVENT_TAIL_BYTES (512u << 10)
 
-/* What may wait for the store's disk: more than ten seconds of the fastest job's events. Beyond it the disk is taken for stuck. */
+/* What may wait for the store's disk: more than ten seconds of the fastest job's events. Beyond it the disk is taken
+ * for stuck. */
 #define TALLY_STORE_QUEUE_BYTES (64u << 20)
 
 /* Results of evaluations under way that the coordinator holds for one job. */

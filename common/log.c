@@ -35,7 +35,8 @@ int tally_log_level_parse(const char *text, enum tally_log_level *ret_level)
     return -1;
 }
 
-/* Appends text in double quotes, with quotes, backslashes and control characters escaped, as far as it fits. Returns the new length. */
+/* Appends text in double quotes, with quotes, backslashes and control characters escaped, as far as it fits. Returns
+ * the new length. */
 static size_t append_quoted(char *line, size_t used, size_t room, const char *text)
 {
     if (used + 3 > room)

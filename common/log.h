@@ -1,8 +1,9 @@
 #ifndef COMMON_LOG_H
 #define COMMON_LOG_H
 /*
- * Log lines in logfmt on stderr: time=... level=info proc=worker name=w0 msg="..." . Only main() files and the control loops of the daemons log;
- * libraries return what went wrong. A line is one write(2), at most TALLY_LOG_LINE_MAX bytes. Thread-safe.
+ * Log lines in logfmt on stderr: time=... level=info proc=worker name=w0 msg="..." . Only main() files and the control
+ * loops of the daemons log; libraries return what went wrong. A line is one write(2), at most TALLY_LOG_LINE_MAX bytes.
+ * Thread-safe.
  */
 enum tally_log_level { TALLY_LOG_DEBUG, TALLY_LOG_INFO, TALLY_LOG_WARN, TALLY_LOG_ERROR };
 

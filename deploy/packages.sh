@@ -4,7 +4,7 @@
 BUILD_PACKAGES=(
     bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib gcc g++ libc6-dev
     libgrpc-dev libprotobuf-c-dev libprotobuf-dev protobuf-c-compiler protobuf-compiler
-    libuv1-dev libdnnl-dev libfyaml-dev libjansson-dev libsqlite3-dev libssl-dev zlib1g-dev
+    libuv1-dev libfyaml-dev libjansson-dev libsqlite3-dev libssl-dev zlib1g-dev
 )
 DATA_PACKAGES=(dataset-fashion-mnist)
 TEST_PACKAGES=(

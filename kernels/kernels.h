@@ -169,7 +169,7 @@ struct kernels {
     void (*release)(struct kernel_op *op);
     size_t (*saved_bytes)(const struct kernel_op *op);
     size_t (*workspace_bytes)(const struct kernel_op *op);
-    /* How it is computed, for plans and tests: "tile 5x2x8 + bias + pool", "dnnl_sgemm", ... ; owned by op. */
+    /* How it is computed, for plans and tests: "patches in a product + bias + max pool", "loops", ... ; owned by op. */
     const char *(*formulation)(const struct kernel_op *op);
 
     void (*forward)(struct kernel_op *op, struct kernel_stream *stream, const struct kernel_args *args);

@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/check.h"
 #include "common/clock.h"
 #include "proto/rpc_internal.h"
 
@@ -442,10 +443,7 @@ static void drain_data_queue(struct rpc_queue *queue)
     grpc_event event;
     do {
         event = grpc_completion_queue_next(queue->cq, deadline, NULL);
-        if (event.type == GRPC_QUEUE_TIMEOUT) {
-            fprintf(stderr, "rpc_queue_free: calls on this queue have not ended\n");
-            abort();
-        }
+        tally_check(event.type != GRPC_QUEUE_TIMEOUT); /* calls on this queue have not ended: the caller's misuse */
         if (event.type == GRPC_OP_COMPLETE && event.tag != &queue->wake_op) {
             struct rpc_op *op = rpc_op_taken(event.tag);
             op->done(op, event.success != 0);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/check.h"
 #include "common/clock.h"
 #include "common/limits.h"
 #include "proto/descriptors.h"
@@ -123,10 +124,7 @@ static void post_slot(struct slot *slot)
     else
         e = grpc_server_request_call(served->server->server, &slot->call, &slot->details, &slot->metadata, cq, cq,
                                      &slot->op);
-    if (e != GRPC_CALL_OK) { /* our own misuse: the method would never be served again */
-        fprintf(stderr, "rpc: %s: grpc_server_request_call: %s\n", served->path, grpc_call_error_to_string(e));
-        abort();
-    }
+    tally_check(e == GRPC_CALL_OK); /* our own misuse: the method would never be served again */
     served->server->slots++;
 }
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/check.h"
 #include "common/limits.h"
 #include "proto/rpc_internal.h"
 
@@ -148,10 +149,7 @@ static void start_batch(struct rpc_stream *s, const grpc_op *ops, size_t count, 
 {
     rpc_op_arm(tag, s->queue);
     grpc_call_error e = grpc_call_start_batch(s->call, ops, count, tag, NULL);
-    if (e != GRPC_CALL_OK) { /* our own misuse: going on would lose an event and hang */
-        fprintf(stderr, "rpc: %s: grpc_call_start_batch: %s\n", s->path, grpc_call_error_to_string(e));
-        abort();
-    }
+    tally_check(e == GRPC_CALL_OK); /* our own misuse: going on would lose an event and hang */
     s->pending++;
 }
 

@@ -86,8 +86,7 @@ static tally_status grow(struct eval_sum *sum, uint64_t least, struct tally_erro
 }
 
 /* The evaluation after step, with room for its leaves; NULL in *ret_evaluation: it was taken already. */
-static tally_status find(struct eval_sum *sum, uint64_t step, struct pending **ret_evaluation,
-                         struct tally_error *err)
+static tally_status find(struct eval_sum *sum, uint64_t step, struct pending **ret_evaluation, struct tally_error *err)
 {
     uint64_t number = step <= sum->batches.steps ? evaluations_until(&sum->batches, step) : 0;
     if (number == 0 || number > sum->count || evaluation_step(sum, number) != step)

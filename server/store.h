@@ -1,8 +1,8 @@
 #ifndef SERVER_STORE_H
 #define SERVER_STORE_H
 /*
- * The coordinator's truth on disk: jobs and their events in SQLite, in `DIR/jobs.sqlite`. One writer thread, to which the
- * loop hands writes in order; what waits together is committed together, and each write is told when it is durable.
+ * The coordinator's truth on disk: jobs and their events in SQLite, in `DIR/jobs.sqlite`. One writer thread, to which
+ * the loop hands writes in order; what waits together is committed together, and each write is told when it is durable.
  * Reads run on whatever thread asks.
  *
  * R1  Writes are applied in the order in which they were given: what is on disk is always a prefix of the coordinator's
