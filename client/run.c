@@ -451,6 +451,9 @@ int command_run(const struct arguments *arguments)
         fprintf(stderr, "tally: %s\n", err.message);
         return EXIT_USAGE;
     }
+    const Tally__V1__Checkpoint *checkpoint = job_file_spec(job)->checkpoint;
+    if (checkpoint && checkpoint->has_every_steps && !arguments->quiet)
+        fprintf(stderr, "tally: checkpoint.every_steps: this version writes no checkpoints, the job runs without\n");
     int code = run_job(arguments, job);
     job_file_free(job);
     return code;

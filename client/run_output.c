@@ -167,6 +167,12 @@ static const char *json_double(double value, char text[32])
     return text;
 }
 
+/* A NaN may have a sign, which nobody wants to see. */
+static double printed_loss(double loss)
+{
+    return isnan(loss) ? (double)NAN : loss;
+}
+
 static void count_step(struct run_output *o, const Tally__V1__StepDone *s)
 {
     struct run_progress *p = &o->progress;
@@ -184,7 +190,7 @@ static void count_step(struct run_output *o, const Tally__V1__StepDone *s)
     o->last_us = s->mono_us;
     p->step = s->step;
     p->epoch = s->epoch;
-    p->loss = s->loss;
+    p->loss = printed_loss(s->loss);
     p->samples += s->samples;
     p->seconds = (double)(o->last_us - o->first_us) * 1e-6;
     double timed = (double)(o->last_us - o->first_us - o->evaluating_us) * 1e-6;
@@ -216,7 +222,7 @@ static int write_eval(struct run_output *o, const Tally__V1__Event *event)
     char accuracy[32];
     o->evaluated = true;
     o->progress.has_eval = true;
-    o->progress.eval_loss = e->loss;
+    o->progress.eval_loss = printed_loss(e->loss);
     o->progress.eval_accuracy = e->accuracy;
     int n = fprintf(o->metrics, "{\"step\":%llu,\"epoch\":%llu,\"eval\":{\"loss\":%s", (unsigned long long)e->step,
                     (unsigned long long)e->epoch, json_double(e->loss, loss));

@@ -1,14 +1,34 @@
 #include "common/error.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+
+/* Messages quote what files and requests hold: one line of well-formed text is left of it, whatever that was. Each byte
+ * that is none becomes one character, so the message keeps its length. */
+static void make_printable(char *text)
+{
+    for (unsigned char *c = (unsigned char *)text; *c;) {
+        size_t more = *c < 0x80 ? 0 : *c < 0xc2 ? SIZE_MAX : *c < 0xe0 ? 1 : *c < 0xf0 ? 2 : *c < 0xf5 ? 3 : SIZE_MAX;
+        size_t n = 0;
+        while (more != SIZE_MAX && n < more && (c[n + 1] & 0xc0) == 0x80)
+            n++;
+        if (n == more && *c >= 0x20 && *c != 0x7f) {
+            c += more + 1;
+            continue;
+        }
+        *c = *c < 0x20 ? ' ' : '?';
+        c++;
+    }
+}
 
 tally_status tally_failv(struct tally_error *err, tally_status code, const char *format, va_list args)
 {
     if (err) {
         err->code = code;
         vsnprintf(err->message, sizeof err->message, format, args);
+        make_printable(err->message);
     }
     return code;
 }
@@ -35,6 +55,7 @@ tally_status tally_fail_errno(struct tally_error *err, const char *format, ...)
         va_end(args);
         err->code = code;
         snprintf(err->message, sizeof err->message, "%s: %s", text, strerror_r(saved, reason, sizeof reason));
+        make_printable(err->message);
     }
     return code;
 }
@@ -56,6 +77,7 @@ tally_status tally_error_prefix(struct tally_error *err, const char *format, ...
     size_t take = strnlen(old, left);
     memcpy(err->message + used, old, take);
     err->message[used + take] = '\0';
+    make_printable(err->message);
     return err->code;
 }
 

@@ -10,6 +10,8 @@
 #include "model/dataset_normalize.h"
 #include "model/dataset_synthetic.h"
 
+#define CLASSES_CHUNK 512 /* read at a time, when only they are looked at */
+
 struct dataset {
     struct dataset_info info;
     struct data_array inputs, targets; /* targets: values */
@@ -288,6 +290,66 @@ tally_status dataset_probe(const Tally__V1__Source *source, enum dataset_target 
         *ret_info = set.info;
     release(&set);
     return status;
+}
+
+/* targets: of samples first, first + 1, ... */
+static tally_status check_classes(const int64_t *targets, size_t count, uint64_t first, int64_t classes, int64_t ignore,
+                                  struct tally_error *err)
+{
+    for (size_t i = 0; i < count; i++)
+        if ((targets[i] < 0 || targets[i] >= classes) && targets[i] != ignore)
+            return tally_fail(err, TALLY_EINVAL,
+                              "the target of sample %" PRIu64 " is %" PRId64
+                              ", but the model has classes 0 to %" PRId64,
+                              first + i, targets[i], classes - 1);
+    return TALLY_OK;
+}
+
+tally_status dataset_check_classes(const struct dataset *set, int64_t classes, int64_t ignore, struct tally_error *err)
+{
+    if (!set->classes || (set->info.class_min >= 0 && set->info.class_max < classes))
+        return TALLY_OK;
+    return check_classes(set->classes, set->info.samples, 0, classes, ignore, err);
+}
+
+/* Of a file of targets alone. */
+static tally_status probe_classes_file(const char *path, uint64_t limit, data_parse *parse, int64_t classes,
+                                       int64_t ignore, struct tally_error *err)
+{
+    struct data_wish wish = {.limit = limit};
+    struct data_array targets = {0};
+    int64_t some[CLASSES_CHUNK];
+    tally_status status = data_array_open(path, &wish, parse, &targets, err);
+    for (uint64_t first = 0; status == TALLY_OK && first < targets.samples; first += CLASSES_CHUNK) {
+        size_t count = targets.samples - first < CLASSES_CHUNK ? targets.samples - first : CLASSES_CHUNK;
+        data_to_i64(&targets, targets.data + first * targets.sample_bytes, some, count);
+        status = check_classes(some, count, first, classes, ignore, err);
+    }
+    data_array_close(&targets);
+    return status;
+}
+
+tally_status dataset_probe_classes(const Tally__V1__Source *source, int64_t classes, int64_t ignore,
+                                   struct tally_error *err)
+{
+    struct dataset *set = NULL;
+    const Tally__V1__Idx *idx = source->idx;
+    const Tally__V1__Npy *npy = source->npy;
+    switch (source->kind_case) {
+    case TALLY__V1__SOURCE__KIND_IDX:
+        return probe_classes_file(idx->targets, idx->has_limit ? idx->limit : 0, data_idx_parse, classes, ignore, err);
+    case TALLY__V1__SOURCE__KIND_NPY:
+        return probe_classes_file(npy->targets, npy->has_limit ? npy->limit : 0, data_npy_parse, classes, ignore, err);
+    case TALLY__V1__SOURCE__KIND_CSV: {
+        tally_status status = dataset_open(source, NULL, DATASET_CLASSES, 0, 0, &set, err);
+        if (status == TALLY_OK)
+            status = dataset_check_classes(set, classes, ignore, err);
+        dataset_close(set);
+        return status;
+    }
+    default: /* synthetic: as many as it says */
+        return TALLY_OK;
+    }
 }
 
 static void read_synthetic(const struct dataset *set, uint32_t index, float *x, void *targets, size_t row)

@@ -46,6 +46,13 @@ const struct dataset_info *dataset_info(const struct dataset *set);
 tally_status dataset_probe(const Tally__V1__Source *source, enum dataset_target want, struct dataset_info *ret_info,
                            struct tally_error *err);
 
+/* TALLY_EINVAL with the first target that is neither a class, 0 to classes - 1, nor `ignore`. The set's targets are
+ * classes. */
+tally_status dataset_check_classes(const struct dataset *set, int64_t classes, int64_t ignore, struct tally_error *err);
+/* The same of a source that was probed, without opening its inputs where they are a file of their own. */
+tally_status dataset_probe_classes(const Tally__V1__Source *source, int64_t classes, int64_t ignore,
+                                   struct tally_error *err);
+
 /* Copies `count` samples: the one of indices[i] to row i of x, (count, stride) f32, in shape order. targets:
  * int64_t[count] for classes, float[count][target_elements] for values. indices are below info.samples. What lies
  * between input_elements and stride is left alone. Threads may share a set. */

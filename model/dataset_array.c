@@ -38,8 +38,8 @@ tally_status data_array_measure(struct data_array *array, const char *name, cons
     uint64_t elements = 1, bytes;
     for (size_t i = 0; i < array->ndim; i++) {
         if (array->dim[i] == 0)
-            return tally_fail(err, TALLY_EINVAL, "%s: holds no samples: its shape is %s", name,
-                              data_shape_text(array, shape));
+            return tally_fail(err, TALLY_EINVAL, "%s: holds no %s: its shape is %s", name,
+                              i == 0 ? "samples" : "numbers", data_shape_text(array, shape));
         if (i > 0 && (__builtin_mul_overflow(elements, array->dim[i], &elements) || elements > TALLY_ELEMENTS_MAX))
             return tally_fail(err, TALLY_EINVAL, "%s: a sample of shape %s is too large (at most %zu elements)", name,
                               data_shape_text(array, shape), TALLY_ELEMENTS_MAX);

@@ -7,10 +7,14 @@
 #include <string.h>
 
 #include "common/limits.h"
+#include "common/spec_file.h"
 #include "model/number_text.h"
 
 /* Integers up to here are exact in a double. */
 #define CLASS_MAX 9007199254740992.0
+
+/* Column names that a wrong one is compared with. */
+#define NEAREST_MAX 64
 
 struct field {
     const unsigned char *text; /* without quotes around it or spaces beside it */
@@ -167,6 +171,30 @@ static bool target_index(const char *target, size_t columns, size_t *ret_index, 
     return true;
 }
 
+/* The column (of the first ones) whose name is most like the target's, into text: " (did you mean 'label'?)"; else "".
+ */
+static const char *nearest_name(const struct reader *r, char *text, size_t size)
+{
+    struct reader again = {.at = r->header, .line_start = r->header, .end = r->end};
+    struct field field = {0};
+    char names[NEAREST_MAX][FOUND_BYTES];
+    const char *pointers[NEAREST_MAX];
+    size_t n = 0;
+    for (size_t i = 0; i < r->columns && n < NEAREST_MAX && next_field(&again, &field) == TALLY_OK; i++) {
+        if (field.bytes == 0 || field.bytes >= FOUND_BYTES)
+            continue;
+        memcpy(names[n], field.text, field.bytes);
+        names[n][field.bytes] = '\0';
+        pointers[n] = names[n];
+        n++;
+    }
+    const char *near = spec_nearest(r->wish->target, pointers, n);
+    text[0] = '\0';
+    if (near)
+        snprintf(text, size, " (did you mean '%s'?)", near);
+    return text;
+}
+
 /* The names of the header, as many as have room. */
 static const char *header_names(const struct reader *r, char *text, size_t size)
 {
@@ -184,7 +212,7 @@ static const char *header_names(const struct reader *r, char *text, size_t size)
 static tally_status find_target(struct reader *r, size_t named, size_t index)
 {
     const char *target = r->wish->target;
-    char names[400];
+    char names[400], near[FOUND_BYTES + 32];
     bool in_range = false;
     if (r->columns < 2)
         return tally_fail(r->err, TALLY_EINVAL, "%s: its lines have one column, expected inputs and a target", r->name);
@@ -203,8 +231,8 @@ static tally_status find_target(struct reader *r, size_t named, size_t index)
     if (!r->header)
         return tally_fail(r->err, TALLY_EINVAL,
                           "%s: without a header the target is a column's index, not the name '%s'", r->name, target);
-    return tally_fail(r->err, TALLY_EINVAL, "%s: its header has no column '%s', only %s", r->name, target,
-                      header_names(r, names, sizeof(names)));
+    return tally_fail(r->err, TALLY_EINVAL, "%s: its header has no column '%s', only %s%s", r->name, target,
+                      header_names(r, names, sizeof(names)), nearest_name(r, near, sizeof(near)));
 }
 
 /* Counts the first line's columns and finds the target. A header is passed; without one r stays where it was. */

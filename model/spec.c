@@ -141,6 +141,8 @@ static tally_status check_with_model(Tally__V1__JobSpec *spec, const Tally__V1__
     if (status == TALLY_OK)
         status = spec_check_facts(spec, facts, model, file, err);
     if (status == TALLY_OK && local)
+        status = spec_check_targets(spec, model, file, err);
+    if (status == TALLY_OK && local)
         status = spec_check_init(spec, model, file, err);
     if (status == TALLY_OK)
         status = complete(spec, model, err);

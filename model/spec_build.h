@@ -32,6 +32,10 @@ tally_status spec_check_paths(const Tally__V1__JobSpec *spec, const struct spec_
 tally_status spec_probe(const Tally__V1__JobSpec *spec, const struct spec_file *file, Tally__V1__DataFacts **ret_facts,
                         struct tally_error *err);
 
+/* The class indices in the files that the job names, against the model's outputs. */
+tally_status spec_check_targets(const Tally__V1__JobSpec *spec, const struct model *model, const struct spec_file *file,
+                                struct tally_error *err);
+
 /* The safetensors file of model.init, if there is one, against the model's parameters. */
 tally_status spec_check_init(const Tally__V1__JobSpec *spec, const struct model *model, const struct spec_file *file,
                              struct tally_error *err);

@@ -1,5 +1,7 @@
 /* What a job's train, data and parallel sections mean together, beyond the type and range of each value. */
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +33,16 @@ uint32_t spec_micro_batch(const Tally__V1__JobSpec *spec)
     return train->batch_size / replicas + (train->batch_size % replicas != 0);
 }
 
+/* The update is computed in float32. */
+static tally_status check_float32(const Tally__V1__Sgd *sgd, const char *field, double value,
+                                  const struct spec_file *file, struct tally_error *err)
+{
+    if (fabs(value) <= (double)FLT_MAX)
+        return TALLY_OK;
+    return spec_error(file, err, &sgd->base, field, -1, "found %g, expected a number of magnitude at most %.2g", value,
+                      (double)FLT_MAX);
+}
+
 tally_status spec_check_train(const Tally__V1__JobSpec *spec, const struct spec_file *file, struct tally_error *err)
 {
     const Tally__V1__Train *train = spec->train;
@@ -42,6 +54,15 @@ tally_status spec_check_train(const Tally__V1__JobSpec *spec, const struct spec_
         return spec_error(file, err, &train->base, "micro_batch_size", -1,
                           "found %u, expected at most batch_size, which is %u", train->micro_batch_size,
                           train->batch_size);
+    tally_status status = check_float32(sgd, "lr", sgd->lr, file, err);
+    if (status == TALLY_OK)
+        status = check_float32(sgd, "momentum", sgd->momentum, file, err);
+    if (status == TALLY_OK)
+        status = check_float32(sgd, "dampening", sgd->dampening, file, err);
+    if (status == TALLY_OK)
+        status = check_float32(sgd, "weight_decay", sgd->weight_decay, file, err);
+    if (status != TALLY_OK)
+        return status;
     if (sgd->nesterov && (sgd->momentum == 0 || sgd->dampening != 0))
         return spec_error(file, err, &sgd->base, "nesterov", -1,
                           "needs momentum above 0 and dampening 0, found momentum %g and dampening %g", sgd->momentum,
@@ -228,6 +249,14 @@ static tally_status check_classes(const Tally__V1__Source *source, const struct 
                       outputs, model->layers[model->layer_count - 1].name);
 }
 
+/* What is to blame where batches_init refuses: epochs alone can make the steps too many, samples being below 2^32. */
+static const char *batches_field(const Tally__V1__Train *train)
+{
+    if (train->has_epochs && train->epochs > UINT32_MAX)
+        return "epochs";
+    return train->has_micro_batch_size ? "micro_batch_size" : "batch_size";
+}
+
 tally_status spec_check_facts(const Tally__V1__JobSpec *spec, const Tally__V1__DataFacts *facts,
                               const struct model *model, const struct spec_file *file, struct tally_error *err)
 {
@@ -241,8 +270,7 @@ tally_status spec_check_facts(const Tally__V1__JobSpec *spec, const Tally__V1__D
                           facts->train_samples > UINT32_MAX ? facts->train_samples : facts->test_samples, UINT32_MAX);
     if (batches_init(&batches, facts->train_samples, train->batch_size, spec_micro_batch(spec), data->drop_last,
                      train->epochs, train->steps, &inner) != TALLY_OK)
-        return spec_error(file, err, &train->base, train->has_micro_batch_size ? "micro_batch_size" : "batch_size", -1,
-                          "%s", inner.message);
+        return spec_error(file, err, &train->base, batches_field(train), -1, "%s", inner.message);
     tally_status status = check_normalize(data->normalize, facts->input_shape[0], file, err);
     if (status == TALLY_OK)
         status = check_classes(data->train, model, file, err);

@@ -207,6 +207,32 @@ tally_status spec_probe(const Tally__V1__JobSpec *spec, const struct spec_file *
     return TALLY_OK;
 }
 
+static tally_status check_targets(const Tally__V1__Source *source, const struct model *model,
+                                  const struct spec_file *file, struct tally_error *err)
+{
+    struct tally_error inner = {0};
+    if (!source)
+        return TALLY_OK;
+    tally_status status = dataset_probe_classes(source, (int64_t)model->layers[model->layer_count - 1].out.elements,
+                                                model->spec->model->loss->cross_entropy->ignore_index, &inner);
+    if (status == TALLY_OK)
+        return TALLY_OK;
+    spec_error(file, err, source_message(source),
+               source->kind_case == TALLY__V1__SOURCE__KIND_CSV ? "target" : "targets", -1, "%s", inner.message);
+    if (err)
+        err->code = status;
+    return status;
+}
+
+tally_status spec_check_targets(const Tally__V1__JobSpec *spec, const struct model *model, const struct spec_file *file,
+                                struct tally_error *err)
+{
+    if (model->target_kind != DATASET_CLASSES)
+        return TALLY_OK;
+    tally_status status = check_targets(spec->data->train, model, file, err);
+    return status == TALLY_OK ? check_targets(spec->data->test, model, file, err) : status;
+}
+
 tally_status spec_check_init(const Tally__V1__JobSpec *spec, const struct model *model, const struct spec_file *file,
                              struct tally_error *err)
 {

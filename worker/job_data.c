@@ -1,9 +1,6 @@
 #include "worker/job_data.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
-
-#define SCAN_SAMPLES 64 /* read at a time, when a wrong target is looked for */
 
 static tally_status check_shape(const struct dataset_info *info, uint64_t samples, const Tally__V1__DataFacts *facts,
                                 const char *key, struct tally_error *err)
@@ -28,45 +25,17 @@ static tally_status check_shape(const struct dataset_info *info, uint64_t sample
     return TALLY_OK;
 }
 
-/* Looks for the first sample with a target outside 0 .. classes - 1 that is not to be ignored. */
-static tally_status scan_classes(const struct dataset *set, int64_t classes, int64_t ignore, const char *key,
-                                 struct tally_error *err)
-{
-    const struct dataset_info *info = dataset_info(set);
-    float *x = malloc(SCAN_SAMPLES * info->input_elements * sizeof *x);
-    if (!x)
-        return tally_fail(err, TALLY_ENOMEM, "no memory to read targets");
-    tally_status status = TALLY_OK;
-    for (uint64_t first = 0; first < info->samples && !status; first += SCAN_SAMPLES) {
-        uint32_t indices[SCAN_SAMPLES], count = 0;
-        int64_t targets[SCAN_SAMPLES];
-        while (count < SCAN_SAMPLES && first + count < info->samples) {
-            indices[count] = (uint32_t)(first + count);
-            count++;
-        }
-        dataset_read(set, indices, count, x, info->input_elements, targets);
-        for (uint32_t i = 0; i < count && !status; i++)
-            if ((targets[i] < 0 || targets[i] >= classes) && targets[i] != ignore)
-                status = tally_fail(err, TALLY_EINVAL,
-                                    "%s: the target of sample %" PRIu64 " is %" PRId64
-                                    ", but the model has classes 0 to %" PRId64,
-                                    key, first + i, targets[i], classes - 1);
-    }
-    free(x);
-    return status;
-}
-
 static tally_status check_classes(const struct model *model, const struct dataset *set, const char *key,
                                   struct tally_error *err)
 {
     const Tally__V1__Loss *loss = model->spec->model->loss;
-    const struct dataset_info *info = dataset_info(set);
     if (loss->kind_case != TALLY__V1__LOSS__KIND_CROSS_ENTROPY)
         return TALLY_OK;
-    int64_t classes = (int64_t)model->layers[model->layer_count - 1].out.elements;
-    if (info->class_min >= 0 && info->class_max < classes)
-        return TALLY_OK;
-    return scan_classes(set, classes, loss->cross_entropy->ignore_index, key, err);
+    tally_status status = dataset_check_classes(set, (int64_t)model->layers[model->layer_count - 1].out.elements,
+                                                loss->cross_entropy->ignore_index, err);
+    if (status)
+        tally_error_prefix(err, "%s", key);
+    return status;
 }
 
 static tally_status open_set(const struct model *model, const Tally__V1__DataFacts *facts, int part,

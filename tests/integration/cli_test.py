@@ -5,6 +5,7 @@ import os
 import re
 import struct
 
+import numpy as np
 import tally_testing
 from tally_testing import CNN, Case, fashion, load_safetensors, make_job, mlp, repository, save_safetensors, synthetic, tally
 
@@ -131,6 +132,38 @@ class Cli(Case):
         again = self.run_job(self.path("out", "job.yaml"), out="again")
         self.assertEqual(again.sha256, got.sha256)
         self.assertEqual(again.losses, got.losses)
+
+    def test_targets_that_are_no_classes(self):
+        """A wrong class index is a refused job file, before anything runs; one to ignore is not wrong."""
+        x, y = np.zeros((30, 6), "f4"), np.arange(30) % 4
+        y[17] = 4
+        np.save(self.path("x.npy"), x)
+        np.save(self.path("y.npy"), y)
+        with open(self.path("d.csv"), "w") as f:
+            f.write("label,a,b,c,d,e,f\n" + "".join(f"{t},0,0,0,0,0,0\n" for t in y))
+        with open(self.path("x.idx"), "wb") as f:
+            f.write(struct.pack(">4B2I", 0, 0, 8, 2, *x.shape) + x.astype("u1").tobytes())
+        with open(self.path("y.idx"), "wb") as f:
+            f.write(struct.pack(">4BI", 0, 0, 8, 1, len(y)) + y.astype("u1").tobytes())
+        for train in ({"npy": {"inputs": "x.npy", "targets": "y.npy"}}, {"csv": {"path": "d.csv", "target": "label"}}, {"idx": {"inputs": "x.idx", "targets": "y.idx"}}):
+            (kind, source), = train.items()
+            path = self.write_job(make_job(mlp(8, 4), train, steps=2))
+            done = tally("run", path, "--out", self.path("x"))
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertRegex(done.stderr, f"data.train.{kind}.targets?: the target of sample 17 is 4, but the model has classes 0 to 3$")
+            self.assertEqual(tally("validate", path, "--set", "model.loss.cross_entropy.ignore_index=4").returncode, 0)
+            self.assertEqual(tally("validate", path, "--set", f"data.train.{kind}.limit=17").returncode, 0)
+            path = self.write_job(make_job(mlp(8, 4), synthetic(32, shape=(6,)), steps=2, test=train))
+            self.assertIn(f"data.test.{kind}.target", tally("validate", path).stderr)
+
+    def test_a_loss_that_is_no_number(self):
+        job = make_job(mlp(8, 4), {"npy": {"inputs": "x.npy", "targets": "y.npy"}}, steps=2)
+        np.save(self.path("x.npy"), np.zeros((30, 6), "f4"))
+        np.save(self.path("y.npy"), np.full(30, -100))  # all to be ignored: 0 / 0
+        got = self.run_job(job)
+        self.assertRegex(got.done.stdout, r"training loss +nan\n")
+        self.assertEqual(got.losses, [None, None])
+        self.assertIsNone(got.summary["loss"])
 
     def test_start_from_a_file(self):
         job = make_job(mlp(8, 4), synthetic(64, shape=(6,)), steps=3)

@@ -160,6 +160,8 @@ static void test_refusals(void **state)
         {"y", true, "y\n1\n", "its lines have one column"},
         {"0", false, "1;2;3\n", "its lines have one column"},
         {"z", true, "a,b,y\n1,2,3\n", "its header has no column 'z', only 'a', 'b', 'y'"},
+        {"lable", true, "a,label\n1,2\n",
+         "its header has no column 'lable', only 'a', 'label' (did you mean 'label'?)"},
         {"y", true, "y,y\n1,2\n", "its header has 2 columns named 'y'"},
         {"y", false, "1,2\n", "without a header the target is a column's index, not the name 'y'"},
         {"2", false, "1,2\n", "has 2 columns, so the target's index is from -2 to 1, not 2"},

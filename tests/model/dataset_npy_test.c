@@ -248,7 +248,7 @@ static void test_headers_that_are_wrong(void **state)
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999, 2)}", "a dimension"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 2)}", "is too large"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4294967296, 4294967296)}", "is too large"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 0)}", "holds no samples: its shape is (3, 0)"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 0)}", "holds no numbers: its shape is (3, 0)"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (0, 2)}", "holds no samples: its shape is (0, 2)"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (6,)}", "holds one number a sample, its shape is (6,)"},
         {"{'descr': '<f4', 'fortran_order': True, 'shape': (3, 2)}", "is in Fortran order"},
