@@ -2,14 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,6 +32,8 @@ struct local_cluster {
     uv_loop_t *loop;
     char dir[64];
     char address[96];
+    char die_with_parent[48];
+    const bool *cancel;
     char *log_dir;
     char *server, *worker; /* the binaries */
     local_cluster_exit on_exit;
@@ -186,8 +186,8 @@ static tally_status spawn_coordinator(struct local_cluster *cluster, struct tall
 {
     char state[96];
     snprintf(state, sizeof state, "%s/state", cluster->dir);
-    char *args[] = {cluster->server, "coordinator", "--listen",          cluster->address,
-                    "--state",       state,         "--die-with-parent", NULL};
+    char *args[] = {cluster->server, "coordinator", "--listen",   cluster->address,         "--state",
+                    state,           "--private",   cluster->dir, cluster->die_with_parent, NULL};
     return spawn(cluster, cluster->server, "coordinator", "coordinator", args, err);
 }
 
@@ -197,12 +197,12 @@ static tally_status spawn_node(struct local_cluster *cluster, bool shard, uint32
     char listen_at[96];
     snprintf(name, sizeof name, "%c%u", shard ? 's' : 'w', index);
     snprintf(listen_at, sizeof listen_at, "unix:%s/%s.sock", cluster->dir, name);
-    char *shard_args[] = {cluster->server,     "shard",   "--name",        name,
-                          "--listen",          listen_at, "--coordinator", cluster->address,
-                          "--die-with-parent", NULL};
+    char *shard_args[] = {
+        cluster->server,          "shard", "--name", name, "--listen", listen_at, "--coordinator", cluster->address,
+        cluster->die_with_parent, NULL};
     char *worker_args[] = {
-        cluster->worker,     "--name", name, "--listen", listen_at, "--coordinator", cluster->address,
-        "--die-with-parent", NULL};
+        cluster->worker,          "--name", name, "--listen", listen_at, "--coordinator", cluster->address,
+        cluster->die_with_parent, NULL};
     return shard ? spawn(cluster, cluster->server, "shard", name, shard_args, err)
                  : spawn(cluster, cluster->worker, "worker", name, worker_args, err);
 }
@@ -228,6 +228,8 @@ static tally_status wait_for_coordinator(struct local_cluster *cluster, struct t
         uv_run(cluster->loop, UV_RUN_NOWAIT);
         if (cluster->first_exit[0])
             return tally_fail(err, TALLY_EIO, "%s", cluster->first_exit);
+        if (cluster->cancel && *cluster->cancel)
+            return tally_fail(err, TALLY_ECANCELLED, "starting the processes was given up");
         if (tally_now_ns() > deadline)
             return tally_fail(err, TALLY_ETIMEDOUT, "waited 10 s for the coordinator to listen on %s", path);
         nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
@@ -261,6 +263,10 @@ tally_status local_cluster_start(uv_loop_t *loop, const struct local_cluster_opt
     if (!cluster)
         return tally_fail(err, TALLY_ENOMEM, "no memory for %zu processes", children);
     cluster->loop = loop;
+    cluster->cancel = options->cancel;
+    snprintf(cluster->die_with_parent, sizeof cluster->die_with_parent, "--die-with-parent=%ld", (long)getpid());
+    cluster->on_exit = on_exit;
+    cluster->user = user;
     uv_timer_init(loop, &cluster->timer);
     cluster->timer.data = cluster;
     cluster->log_dir = strdup(options->log_dir);
@@ -283,8 +289,6 @@ tally_status local_cluster_start(uv_loop_t *loop, const struct local_cluster_opt
         local_cluster_stop(cluster, 1000);
         return status;
     }
-    cluster->on_exit = on_exit;
-    cluster->user = user;
     *ret_cluster = cluster;
     return TALLY_OK;
 }
@@ -301,15 +305,6 @@ const char *local_cluster_first_exit(const struct local_cluster *cluster)
 
 /* ---- stopping ---- */
 
-static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    remove(path); /* what cannot be removed stays behind in a temporary folder */
-    return 0;
-}
-
 static bool any_running(const struct local_cluster *cluster)
 {
     for (size_t i = 0; i < cluster->count; i++) {
@@ -325,6 +320,12 @@ static void signal_all(struct local_cluster *cluster, int signal_number)
         if (cluster->children[i].running)
             uv_process_kill(&cluster->children[i].process, signal_number);
     }
+}
+
+void local_cluster_kill(struct local_cluster *cluster)
+{
+    if (cluster)
+        signal_all(cluster, SIGKILL);
 }
 
 static void on_grace_over(uv_timer_t *timer)
@@ -353,7 +354,7 @@ void local_cluster_stop(struct local_cluster *cluster, int64_t grace_ms)
     for (int i = 0; i < 3; i++) /* lets the handles close */
         uv_run(cluster->loop, UV_RUN_NOWAIT);
     if (cluster->dir[0])
-        nftw(cluster->dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+        file_remove_tree(cluster->dir);
     free(cluster->log_dir);
     free(cluster->server);
     free(cluster->worker);

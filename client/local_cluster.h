@@ -16,6 +16,7 @@ struct local_cluster;
 struct local_cluster_options {
     uint32_t workers, shards;
     const char *log_dir; /* NAME.log of each process; must exist */
+    const bool *cancel;  /* may be NULL; where a callback of the loop sets it, starting ends with TALLY_ECANCELLED */
 };
 
 /* A process ended that was not told to. `how` is a sentence: "worker w1 was killed by signal 9 (Killed)". */
@@ -33,6 +34,9 @@ const char *local_cluster_address(const struct local_cluster *cluster);
 
 /* How a process ended unasked, the first one; NULL: all run. */
 const char *local_cluster_first_exit(const struct local_cluster *cluster);
+
+/* Kills every process, as when somebody does not want to wait for local_cluster_stop. Accepts NULL. */
+void local_cluster_kill(struct local_cluster *cluster);
 
 /* Asks every process to end (SIGTERM), kills after grace_ms what is left, and runs the loop until all are gone; then
  * removes the folder and frees. Accepts NULL. */

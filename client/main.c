@@ -1,8 +1,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/command.h"
+#include "common/file.h"
 #include "common/log.h"
 #include "common/spec_file.h"
 #include "common/version.h"
@@ -43,8 +45,19 @@ static int unknown_command(const char *name)
     return EXIT_USAGE;
 }
 
+/* Of a run whose loop does not handle signals yet: there is nothing to stop. */
+static void on_early_signal(int number)
+{
+    static const char text[] = "tally: the job was stopped: interrupted before it began\n";
+    (void)number;
+    (void)!write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(EXIT_STOPPED);
+}
+
 int main(int argc, char **argv)
 {
+    if (!file_guard_standard())
+        return EXIT_INTERNAL;
     signal(SIGPIPE, SIG_IGN); /* a closed stdout is seen as an error of write */
     tally_log_init("tally", NULL, TALLY_LOG_WARN);
     if (argc < 2) {
@@ -71,6 +84,10 @@ int main(int argc, char **argv)
     if (help || arguments.help) {
         command_help(command);
         return EXIT_DONE;
+    }
+    if (command->run == command_run) {
+        signal(SIGINT, on_early_signal);
+        signal(SIGTERM, on_early_signal);
     }
     code = command->run(&arguments);
     if (fflush(stdout) != 0 && code == EXIT_DONE) {

@@ -24,7 +24,12 @@
 #include "proto/rpc.h"
 
 #define TICK_MS 100
-#define SUBMIT_TIMEOUT_MS 30000
+/* The coordinator only has to put the job on its disk. */
+#define SUBMIT_TIMEOUT_MS 15000
+/* Events come at least ten times a second while steps run. After a silence the coordinator is asked whether it lives.
+ */
+#define SILENCE_NS (INT64_C(3) * 1000000000)
+#define ALIVE_TIMEOUT_MS 10000
 /* A process that ends without the coordinator noticing (it never registered): how long the coordinator has to say
  * something better. */
 #define EXIT_GRACE_NS (INT64_C(3) * 1000000000)
@@ -35,10 +40,14 @@
 #define CLUSTER_GRACE_MS 5000
 #define WATCH_CREDITS 64
 
+/* Those that stop the job; the last one is that of a terminal that is closed. */
+static const int signal_numbers[] = {SIGINT, SIGTERM, SIGHUP};
+#define SIGNALS (sizeof signal_numbers / sizeof signal_numbers[0])
+
 struct run {
     uv_loop_t *loop;
     uv_timer_t tick;
-    uv_signal_t interrupt, terminate;
+    uv_signal_t signals[SIGNALS];
     struct rpc_queue *queue;
     struct rpc_channel *channel;
     struct local_cluster *cluster;
@@ -48,6 +57,8 @@ struct run {
 
     uint64_t id;              /* 0: not submitted yet */
     uint64_t last_seq;        /* of the events */
+    int64_t heard_ns;         /* when the coordinator said something last */
+    bool asking;              /* whether it lives */
     Tally__V1__Job *last_job; /* the answer to Get, once it has ended */
     bool has_weights;
     bool interrupted;
@@ -187,6 +198,7 @@ static void on_events(struct rpc_stream *stream, const struct rpc_message *messa
 {
     struct run *run = user;
     const Tally__V1__Events *events = (const Tally__V1__Events *)message->header;
+    run->heard_ns = tally_now_ns();
     for (size_t i = 0; i < events->n_events && !run->over; i++) {
         if (events->events[i]->seq > run->last_seq)
             take_event(run, events->events[i]);
@@ -250,6 +262,18 @@ static void on_signal(uv_signal_t *handle, int number)
 {
     struct run *run = handle->data;
     (void)number;
+    if (run->over) { /* only the processes' end is waited for */
+        if (run->interrupted)
+            local_cluster_kill(run->cluster);
+        run->interrupted = true;
+        return;
+    }
+    if (run->id == 0) {
+        run->state = TALLY__V1__JOB_STATE__STOPPED;
+        snprintf(run->reason, sizeof run->reason, "interrupted before it began");
+        end_run(run);
+        return;
+    }
     if (run->interrupted) {
         run->state = TALLY__V1__JOB_STATE__STOPPED;
         snprintf(run->reason, sizeof run->reason, "interrupted twice: ended at once, without the weights");
@@ -258,8 +282,7 @@ static void on_signal(uv_signal_t *handle, int number)
     }
     run->interrupted = true;
     progress_message(&run->progress, "stopping the job and keeping its weights (again to end at once)");
-    if (run->id != 0)
-        ask_stop(run);
+    ask_stop(run);
 }
 
 /* ---- submitting ---- */
@@ -275,10 +298,9 @@ static void on_submitted(const struct tally_error *end, const struct rpc_message
     }
     const Tally__V1__Job *job = (const Tally__V1__Job *)reply->header;
     run->id = job->id;
+    run->heard_ns = tally_now_ns();
     run_output_set_steps(run->output, job->steps);
     watch(run);
-    if (run->interrupted && !run->over)
-        ask_stop(run);
 }
 
 static tally_status submit(struct run *run, struct tally_error *err)
@@ -304,6 +326,30 @@ static tally_status submit(struct run *run, struct tally_error *err)
 
 /* ---- the clock ---- */
 
+static void on_alive(const struct tally_error *end, const struct rpc_message *reply, void *user)
+{
+    struct run *run = user;
+    (void)reply;
+    run->asking = false;
+    run->heard_ns = tally_now_ns();
+    if (!run->over && end->code != TALLY_OK)
+        end_unreachable(run, "the coordinator does not answer", end);
+}
+
+static void ask_alive(struct run *run, int64_t now)
+{
+    struct tally_error err = {0};
+    if (run->asking || run->id == 0 || now - run->heard_ns < SILENCE_NS)
+        return;
+    Tally__V1__JobRef request = TALLY__V1__JOB_REF__INIT;
+    request.id = run->id;
+    struct rpc_stream_options options = {.timeout_ms = ALIVE_TIMEOUT_MS};
+    run->asking = true;
+    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Get", &request.base, &options, on_alive, run,
+                  NULL, &err) != TALLY_OK)
+        end_error(run, &err);
+}
+
 static void on_tick(uv_timer_t *timer)
 {
     struct run *run = timer->data;
@@ -320,6 +366,8 @@ static void on_tick(uv_timer_t *timer)
         end_failed(run, local_cluster_first_exit(run->cluster));
     else if (run->stop_deadline_ns && now > run->stop_deadline_ns)
         end_failed(run, "waited 120 s for the coordinator to stop the job");
+    else
+        ask_alive(run, now);
 }
 
 static void on_process_exit(const char *how, void *user)
@@ -338,10 +386,9 @@ static void close_session(struct run *run)
     if (run->file)
         result_file_cancel(run->file);
     local_cluster_stop(run->cluster, run->over && run->interrupted && !run->has_weights ? 1000 : CLUSTER_GRACE_MS);
+    run->cluster = NULL;
     rpc_channel_free(run->channel);
     uv_close((uv_handle_t *)&run->tick, NULL);
-    uv_close((uv_handle_t *)&run->interrupt, NULL);
-    uv_close((uv_handle_t *)&run->terminate, NULL);
     /* The streams end now that their server has: on_end of each runs here. */
     int64_t deadline = tally_now_ns() + INT64_C(2) * 1000000000;
     for (int i = 0; i < 20 && tally_now_ns() < deadline; i++) {
@@ -349,7 +396,20 @@ static void close_session(struct run *run)
         uv_sleep(1);
     }
     rpc_queue_free(run->queue);
+    for (size_t i = 0; i < SIGNALS; i++) /* they stay until all is written, but wait for nothing */
+        uv_unref((uv_handle_t *)&run->signals[i]);
     uv_run(run->loop, UV_RUN_DEFAULT);
+}
+
+/* The job has its end and all of it is written: a signal changes nothing any more. */
+static void close_signals(struct run *run)
+{
+    for (size_t i = 0; i < SIGNALS; i++) {
+        uv_close((uv_handle_t *)&run->signals[i], NULL);
+        signal(signal_numbers[i], SIG_IGN);
+    }
+    uv_run(run->loop, UV_RUN_DEFAULT);
+    uv_loop_close(run->loop);
 }
 
 static tally_status open_session(struct run *run, struct tally_error *err)
@@ -362,6 +422,7 @@ static tally_status open_session(struct run *run, struct tally_error *err)
         .workers = spec->parallel->data->count * pipeline * tensor,
         .shards = spec->parallel->shards,
         .log_dir = run_output_logs(run->output),
+        .cancel = &run->over,
     };
     tally_status status = local_cluster_start(run->loop, &options, on_process_exit, run, &run->cluster, err);
     if (status != TALLY_OK)
@@ -373,6 +434,12 @@ static tally_status open_session(struct run *run, struct tally_error *err)
     if (status == TALLY_OK)
         status = submit(run, err);
     return status;
+}
+
+/* What a machine or a process of the private cluster did, as opposed to a refusal or a bug. */
+static bool fails_the_job(tally_status status)
+{
+    return status == TALLY_EIO || status == TALLY_ENOMEM || status == TALLY_ETIMEDOUT || status == TALLY_EUNAVAIL;
 }
 
 static int finish(struct run *run, enum output_format format)
@@ -388,15 +455,15 @@ static int finish(struct run *run, enum output_format format)
             TALLY_OK &&
         err.code == TALLY_OK)
         err = summary_err;
-    if (err.code == TALLY_OK)
-        run_output_print(run->output, format, &err);
     if (err.code != TALLY_OK) {
         report_error(&err);
-        return err.code == TALLY_EIO || err.code == TALLY_ENOMEM ? EXIT_FAILED : exit_code_of(err.code);
+        return fails_the_job(err.code) ? EXIT_FAILED : exit_code_of(err.code);
     }
+    /* The results are there, only nobody was told: an internal error of a job that succeeded. */
+    tally_status printed = run_output_print(run->output, format, &err);
     switch (run->state) {
     case TALLY__V1__JOB_STATE__SUCCEEDED:
-        return EXIT_DONE;
+        return printed == TALLY_OK ? EXIT_DONE : report_error(&err);
     case TALLY__V1__JOB_STATE__STOPPED:
         fprintf(stderr, "tally: the job was stopped: %s\n", run->reason);
         return EXIT_STOPPED;
@@ -415,26 +482,30 @@ static int run_job(const struct arguments *arguments, const struct job_file *job
         return report_error(&err);
     uv_loop_init(&loop);
     uv_timer_init(&loop, &run.tick);
-    uv_signal_init(&loop, &run.interrupt);
-    uv_signal_init(&loop, &run.terminate);
-    run.tick.data = run.interrupt.data = run.terminate.data = &run;
+    run.tick.data = &run;
     progress_init(&run.progress, arguments->quiet);
     progress_text(&run.progress, "starting");
-    uv_signal_start(&run.interrupt, on_signal, SIGINT);
-    uv_signal_start(&run.terminate, on_signal, SIGTERM);
+    for (size_t i = 0; i < SIGNALS; i++) {
+        uv_signal_init(&loop, &run.signals[i]);
+        run.signals[i].data = &run;
+        struct sigaction old;
+        bool ignored = sigaction(signal_numbers[i], NULL, &old) == 0 && old.sa_handler == SIG_IGN;
+        if (signal_numbers[i] != SIGHUP || !ignored) /* nohup's wish */
+            uv_signal_start(&run.signals[i], on_signal, signal_numbers[i]);
+    }
     if (open_session(&run, &err) == TALLY_OK) {
         uv_timer_start(&run.tick, on_tick, TICK_MS, TICK_MS);
         while (!run.over)
             uv_run(&loop, UV_RUN_DEFAULT);
-    } else {
+    } else if (!run.over) { /* else it was interrupted */
         end_error(&run, &err);
     }
     bool rpc = run.queue != NULL;
     close_session(&run);
     if (rpc)
         rpc_global_shutdown();
-    uv_loop_close(&loop);
     int code = finish(&run, arguments->format);
+    close_signals(&run);
     if (run.last_job)
         tally__v1__job__free_unpacked(run.last_job, NULL);
     run_output_close(run.output);

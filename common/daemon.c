@@ -8,9 +8,11 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/version.h"
 
 #define EXIT_USAGE 2
+#define DIE "--die-with-parent"
 
 static void print_help(const char *program, const char *purpose, const struct daemon_option *options, size_t count)
 {
@@ -28,7 +30,7 @@ static void print_help(const char *program, const char *purpose, const struct da
             printf("\n");
     }
     printf("  %-24s %s\n", "--log-level LEVEL", "debug, info, warn or error (default: info)");
-    printf("  %-24s %s\n", "--die-with-parent", "end when the process that started this one ends");
+    printf("  %-24s %s\n", "--die-with-parent[=PID]", "end when the process that started this one ends");
     printf("  %-24s %s\n", "--help", "print this");
     printf("  %-24s %s\n", "--version", "print the version");
 }
@@ -39,11 +41,14 @@ static int usage(const char *program, const char *problem, const char *what)
     return EXIT_USAGE;
 }
 
-/* The parent may have gone before the request was made: then its child has another one by now. */
-static int die_with_parent(const char *program)
+/* The parent may have gone before the request was made: then its child has another one by now, mostly process 1. */
+static int die_with_parent(const char *program, const char *expected)
 {
     pid_t parent = getppid();
-    if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0 || getppid() != parent || parent == 1) {
+    char text[24];
+    snprintf(text, sizeof text, "%ld", (long)parent);
+    bool wrong = expected[0] ? strcmp(expected, text) != 0 : parent == 1;
+    if (wrong || prctl(PR_SET_PDEATHSIG, SIGTERM) != 0 || getppid() != parent) {
         fprintf(stderr, "%s: the process that started it has ended\n", program);
         return 1;
     }
@@ -63,7 +68,7 @@ static struct daemon_option *find(struct daemon_option *options, size_t count, c
 }
 
 static int parse(const char *program, const char *purpose, int argc, char **argv, struct daemon_option *options,
-                 size_t count, struct daemon_option *log_level, bool *ret_die)
+                 size_t count, struct daemon_option *log_level, const char **ret_parent)
 {
     for (int i = 1; i < argc; i++) {
         const char *text = argv[i], *value = NULL;
@@ -75,8 +80,8 @@ static int parse(const char *program, const char *purpose, int argc, char **argv
             printf("%s %s\n", program, TALLY_VERSION);
             return 0;
         }
-        if (strcmp(text, "--die-with-parent") == 0) {
-            *ret_die = true;
+        if (strncmp(text, DIE, strlen(DIE)) == 0 && (text[strlen(DIE)] == '\0' || text[strlen(DIE)] == '=')) {
+            *ret_parent = text + strlen(DIE) + (text[strlen(DIE)] == '=');
             continue;
         }
         if (strncmp(text, "--", 2) != 0)
@@ -95,12 +100,34 @@ static int parse(const char *program, const char *purpose, int argc, char **argv
     return DAEMON_GO_ON;
 }
 
+static void mask_signals(int how)
+{
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(how, &signals, NULL);
+}
+
+void daemon_take_signals(void)
+{
+    mask_signals(SIG_UNBLOCK);
+}
+
+void daemon_ignore_signals(void)
+{
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+}
+
 int daemon_parse(const char *program, const char *purpose, int argc, char **argv, struct daemon_option *options,
                  size_t count, enum tally_log_level *ret_level)
 {
     struct daemon_option log_level = {.name = "log-level", .value = "info"};
-    bool die = false;
-    int code = parse(program, purpose, argc, argv, options, count, &log_level, &die);
+    const char *parent = NULL;
+    if (!file_guard_standard())
+        return 1;
+    int code = parse(program, purpose, argc, argv, options, count, &log_level, &parent);
     if (code != DAEMON_GO_ON)
         return code;
     if (tally_log_level_parse(log_level.value, ret_level) != 0)
@@ -108,7 +135,8 @@ int daemon_parse(const char *program, const char *purpose, int argc, char **argv
     for (size_t i = 0; i < count; i++)
         if (options[i].required && !options[i].value)
             return usage(program, "missing option --", options[i].name);
-    return die ? die_with_parent(program) : DAEMON_GO_ON;
+    mask_signals(SIG_BLOCK);
+    return parent ? die_with_parent(program, parent) : DAEMON_GO_ON;
 }
 
 int daemon_number(const char *program, const struct daemon_option *option, long max, long *ret_value)

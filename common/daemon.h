@@ -19,12 +19,21 @@ struct daemon_option {
 #define DAEMON_GO_ON (-1)
 
 /*
- * argv[0] is not looked at; program ("tally-server shard") and purpose (a line) are for the help. Returns DAEMON_GO_ON,
- * or the process's exit code: 0 after --help and --version, 2 after one sentence on stderr about what is wrong. With
- * --die-with-parent the process is sent SIGTERM when its parent ends; 1 where that has happened already.
+ * Guards the standard descriptors (file_guard_standard). argv[0] is not looked at; program ("tally-server shard") and
+ * purpose (a line) are for the help. Returns DAEMON_GO_ON, or the process's exit code: 0 after --help and --version, 2
+ * after one sentence on stderr about what is wrong. With --die-with-parent[=PID] the process is sent SIGTERM when its
+ * parent ends; 1 where that has happened already, which only PID can tell in a container, whose first process has
+ * number 1.
  */
 int daemon_parse(const char *program, const char *purpose, int argc, char **argv, struct daemon_option *options,
                  size_t count, enum tally_log_level *ret_level);
+
+/* Lets in SIGTERM and SIGINT, which daemon_parse holds back so that none ends the process before it can end cleanly.
+ * For the thread that handles them, once it does: the threads that were started before it never see them. */
+void daemon_take_signals(void);
+/* Ignores them from now on: as soon as the handlers have been given up, so that a second one does not spoil a clean
+ * end. */
+void daemon_ignore_signals(void);
 
 /* The value of an option that is a number from 0 to max. Returns 0, or -1 after one sentence on stderr. */
 int daemon_number(const char *program, const struct daemon_option *option, long max, long *ret_value);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -232,6 +233,30 @@ void file_map_close(struct file_map *map)
         munmap((void *)(uintptr_t)map->data, map->bytes);
     map->data = NULL;
     map->bytes = 0;
+}
+
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st;
+    (void)type;
+    (void)ftw;
+    remove(path);
+    return 0;
+}
+
+void file_remove_tree(const char *path)
+{
+    nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+bool file_guard_standard(void)
+{
+    for (int fd = 0; fd <= 2; fd++) {
+        /* The lowest free number is the one that is missing. */
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) < 0)
+            return false;
+    }
+    return true;
 }
 
 static tally_status make_one_dir(const char *path, mode_t mode, struct tally_error *err)

@@ -1,6 +1,7 @@
 #ifndef COMMON_FILE_H
 #define COMMON_FILE_H
 /* Files and paths. Every error names the path. */
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -40,6 +41,8 @@ void file_map_close(struct file_map *map);
 
 /* ---- folders and paths; the strings are malloc'd, NULL only without memory ---- */
 
+/* rm -rf, as far as it goes: what cannot be removed stays. Does not follow links. */
+void file_remove_tree(const char *path);
 /* mkdir -p. */
 tally_status file_make_dirs(const char *path, mode_t mode, struct tally_error *err);
 /* b alone if it is absolute. */
@@ -53,4 +56,11 @@ const char *path_basename(const char *path);
  * slashes are taken out, ".." steps are kept (they are the file system's to resolve).
  */
 char *path_absolute(const char *base, const char *path);
+
+/*
+ * For the start of a main(): where a standard descriptor (0, 1, 2) is closed, the next file that is opened would take
+ * its number, and messages would be written into it. Puts /dev/null there, so that writing fails as it should.
+ * false: there is no /dev/null, and no safe way to go on.
+ */
+bool file_guard_standard(void);
 #endif

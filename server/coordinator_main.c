@@ -6,6 +6,7 @@
 #include <uv.h>
 
 #include "common/daemon.h"
+#include "common/file.h"
 #include "common/limits.h"
 #include "common/log.h"
 #include "proto/rpc.h"
@@ -33,6 +34,7 @@ static void close_handles(struct daemon *daemon)
 {
     for (int i = 0; i < 2; i++)
         uv_close((uv_handle_t *)&daemon->signals[i], NULL);
+    daemon_ignore_signals();
     uv_close((uv_handle_t *)&daemon->deadline, NULL);
 }
 
@@ -82,31 +84,53 @@ static int run(const struct coordinator_options *options)
     } else {
         for (int i = 0; i < 2; i++)
             uv_signal_start(&daemon.signals[i], on_signal, signums[i]);
+        daemon_take_signals();
     }
     uv_run(&daemon.loop, UV_RUN_DEFAULT);
     uv_loop_close(&daemon.loop);
     return code;
 }
 
+/* As they are written: this guards against a slip, not against links. */
+static bool is_inside(const char *path, const char *folder)
+{
+    size_t length = strlen(folder);
+    return length > 1 && strncmp(path, folder, length) == 0 && path[length] == '/' && path[length + 1] != '\0' &&
+           !strstr(path + length, "..");
+}
+
+static void remove_private(const char *folder, const char *state)
+{
+    if (folder && is_inside(state, folder))
+        file_remove_tree(folder);
+}
+
 int coordinator_main(int argc, char **argv)
 {
-    enum { LISTEN, STATE, LEASE, OPTIONS };
+    enum { LISTEN, STATE, LEASE, PRIVATE, OPTIONS };
     char lease_default[16];
     snprintf(lease_default, sizeof lease_default, "%d", TALLY_LEASE_MS);
     struct daemon_option options[OPTIONS] = {
         [LISTEN] = {"listen", "ADDR", "where clients and nodes reach it: unix:/path or host:port", true, NULL},
         [STATE] = {"state", "DIR", "its folder: jobs, events and results; made if it is missing", true, NULL},
         [LEASE] = {"lease-ms", "MS", "a node that is not heard of for so long is lost", false, lease_default},
+        [PRIVATE] = {"private", "DIR", "the folder of a cluster made for one run, removed at the end", false, NULL},
     };
     enum tally_log_level level;
     long lease_ms;
     int code = daemon_parse(PROGRAM, "owns jobs, membership, gangs and results", argc, argv, options, OPTIONS, &level);
+    if (code == 1) /* the parent has gone: nobody else is left to do it */
+        remove_private(options[PRIVATE].value, options[STATE].value);
     if (code != DAEMON_GO_ON)
         return code;
     if (daemon_number(PROGRAM, &options[LEASE], LEASE_MAX_MS, &lease_ms) != 0)
         return 2;
     if (lease_ms < LEASE_MIN_MS) {
         fprintf(stderr, "%s: --lease-ms %ld: expected at least %d\n", PROGRAM, lease_ms, LEASE_MIN_MS);
+        return 2;
+    }
+    if (options[PRIVATE].value && !is_inside(options[STATE].value, options[PRIVATE].value)) {
+        fprintf(stderr, "%s: --private %s: expected a folder that --state is in\n", PROGRAM, options[PRIVATE].value);
         return 2;
     }
     tally_log_init("coordinator", "", level);
@@ -117,5 +141,6 @@ int coordinator_main(int argc, char **argv)
         .listen = options[LISTEN].value, .directory = options[STATE].value, .lease_ms = lease_ms};
     code = run(&coordinator);
     rpc_global_shutdown();
+    remove_private(options[PRIVATE].value, options[STATE].value);
     return code;
 }

@@ -42,6 +42,7 @@ static void close_handles(struct daemon *daemon)
 {
     for (int i = 0; i < 2; i++)
         uv_close((uv_handle_t *)&daemon->signals[i], NULL);
+    daemon_ignore_signals();
     uv_close((uv_handle_t *)&daemon->deadline, NULL);
     shard_free(daemon->shard);
     rpc_queue_free(daemon->queue); /* the loop ends when its handle has closed */
@@ -179,6 +180,7 @@ static int run(const struct daemon_option *options, long join_timeout_ms)
     } else {
         log_info("serves at %s", shard_address(daemon.shard));
     }
+    daemon_take_signals();
     uv_run(&daemon.loop, UV_RUN_DEFAULT);
     uv_loop_close(&daemon.loop);
     return daemon.exit_code;

@@ -45,6 +45,7 @@ static void close_handles(struct worker *w)
 {
     for (int i = 0; i < 2; i++)
         uv_close((uv_handle_t *)&w->signals[i], NULL);
+    daemon_ignore_signals();
     uv_close((uv_handle_t *)&w->deadline, NULL);
     uv_run(&w->loop, UV_RUN_DEFAULT);
     uv_loop_close(&w->loop);
@@ -69,6 +70,7 @@ static int run(const struct control_options *options)
             uv_signal_start(&w.signals[i], on_signal, signums[i]);
             uv_unref((uv_handle_t *)&w.signals[i]); /* the loop runs for as long as the control does */
         }
+        daemon_take_signals();
         log_info("serves at %s, joins %s", control_address(w.control), options->coordinator);
         uv_run(&w.loop, UV_RUN_DEFAULT);
         status = control_close(w.control, &err);

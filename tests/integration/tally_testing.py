@@ -168,6 +168,20 @@ def make_job(layers, train, batch_size=16, micro_batch_size=None, sgd=None, seed
     return job
 
 
+def processes(marker):
+    """Running processes whose command line holds marker: {pid: command line}."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                line = f.read().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if marker in line and int(pid) != os.getpid():
+            found[int(pid)] = line
+    return found
+
+
 def children(pid):
     """{name: pid} of a running `tally run`'s processes."""
     found = {}
