@@ -19,10 +19,12 @@
 #include "tests/worker/random_job.h"
 #include "tests/worker/solo.h"
 
-#ifdef __SANITIZE_THREAD__
-#define RANDOM_JOBS 5 /* one thread alone, and that many times slower */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define RANDOM_JOBS 8 /* many times slower */
+#define LARGE_JOBS 1
 #else
 #define RANDOM_JOBS 40
+#define LARGE_JOBS 4
 #endif
 
 /* ---- gradients ---- */
@@ -300,7 +302,7 @@ static void test_bits_of_every_number_of_leaves(void **state)
 static void test_bits_of_large_parameters(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 4; seed++) {
+    for (uint64_t seed = 1; seed <= LARGE_JOBS; seed++) {
         char what[32];
         snprintf(what, sizeof what, "wide, seed %llu", (unsigned long long)seed);
         check_bits(random_job(seed, &(struct random_options){.steps = 2, .wide = true}), what);

@@ -17,6 +17,13 @@
 
 #define FASHION "/usr/share/datasets/fashion-mnist/train-"
 
+/* Of the CNNs, that many steps under a sanitizer, which makes them many times slower. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define STEPS_MAX 6
+#else
+#define STEPS_MAX SIZE_MAX
+#endif
+
 static json_t *golden;
 
 static double number(const json_t *object, const char *key)
@@ -84,7 +91,8 @@ static void check(const char *name, Tally__V1__JobSpec *spec)
     double bound = fmax(2e-6, 10 * number(c, "drift")), worst = 0;
     struct solo solo;
     solo_open(spec, NULL, &solo);
-    for (size_t i = 0; i < json_array_size(losses); i++) {
+    size_t steps = json_array_size(losses), run = steps > 50 && steps > STEPS_MAX ? STEPS_MAX : steps;
+    for (size_t i = 0; i < run; i++) {
         solo_step(&solo, i + 1);
         struct kernel_loss sums = memory_hub_loss(solo.hub, i + 1);
         double want = json_number_value(json_array_get(losses, i)), got = sums.loss_sum / sums.weight;
@@ -94,7 +102,8 @@ static void check(const char *name, Tally__V1__JobSpec *spec)
             fail_msg("%s, step %zu: loss %.9g, PyTorch's %.9g", name, i + 1, got, want);
     }
     print_message("%s: %.2g relative at most, allowed are %.2g\n", name, worst, bound);
-    check_state(json_object_get(c, "state"), solo.job->model, memory_hub_weights(solo.hub), bound);
+    if (run == steps)
+        check_state(json_object_get(c, "state"), solo.job->model, memory_hub_weights(solo.hub), bound);
     solo_close(&solo);
 }
 
