@@ -1,6 +1,6 @@
 """Random jobs against PyTorch: the same model, data and optimizer in both, from the same seed.
 
-Losses, evaluations, the weights, and their names, order and shapes are compared. The bound is float32's rounding as this very model amplifies it: PyTorch is run
+Losses, evaluations, the weights, and their names, order and shapes are compared, and the bits of two runs with different numbers of workers and shards. The bound is float32's rounding as this very model amplifies it: PyTorch is run
 in float64 too, and Tally may be some times as far from PyTorch's float32 as PyTorch's float64 is. Where PyTorch refuses a model, Tally has to refuse it.
 
 TALLY_RANDOM_SEED chooses other jobs, TALLY_RANDOM_SECONDS how long (default 40 s). A failure prints the seed of its job:
@@ -332,14 +332,22 @@ class RandomJob:
         self.mse = rng.random() < 0.25
         self.classes = rng.choice([1, 2, 2, 3, 5, 10, 37]) if not self.mse else None
         values = None if not self.mse else rng.choice([(), (1,), (3,), (rng.randint(1, 9),)])
-        self.data = DataMaker(rng, folder, self.classes, values)
+        # Targets of two and three dimensions: of whatever shape the model happens to give.
+        free = self.mse and rng.random() < 0.4
+        self.data = DataMaker(rng, folder, self.classes, (0,) if free else values)
         self.refusal = None
         maker = ModelMaker(rng, self.data.shape)
         try:
             maker.body()
-            maker.head(self.classes if not self.mse else (values or (1,))[0])
+            if free and any(isinstance(module, (nn.Linear, nn.Conv2d)) for _, _, module in maker.graph.steps):
+                self.data.values = values = maker.shape()
+            elif free:
+                self.data.values = values = (1,)
+            if not free or values == (1,):
+                maker.head(self.classes if not self.mse else (values or (1,))[0])
         except Refused as refusal:
             self.refusal = str(refusal)
+            self.data.values = (1,) if self.mse else None  # the model is to be refused, not the data
         self.maker = maker
         self.samples, self.tests = rng.randint(3, 60), rng.choice([0, rng.randint(1, 40)])
         self.batch = rng.randint(1, self.samples + (4 if rng.random() < 0.2 else 0))
@@ -456,7 +464,7 @@ class RandomJob:
     def target(self, y, double):
         if not self.mse:
             return y
-        y = y.reshape(len(y), -1)
+        y = y.reshape(len(y), *(self.data.values or (1,)))
         return y.double() if double else y
 
     def evaluate(self, model, double):
@@ -497,8 +505,22 @@ class RandomModels(Case):
         if not all(map(math.isfinite, single[0])) or max(map(abs, single[0])) > 1e6 or distance(single[0], double[0]) > 1e-3:
             return "too sensitive to compare"
         self.written_out(job, path, out)
+        if "micro_batch_size" in job.job["train"] and job.rng.random() < 0.4:
+            self.same_bits(job, path, got)
         self.compare(job, got, load_safetensors(os.path.join(out, "model.safetensors"))[0], single, double)
         return "same"
+
+    def same_bits(self, job, path, got):
+        """Whoever runs the micro-batches: the weights, losses and evaluations have the same bits."""
+        out = os.path.join(os.path.dirname(path), "again")
+        arguments = ["--data", str(job.rng.choice([1, 2, 3, 4, 6])), "--shards", str(job.rng.choice([1, 2, 4]))]
+        done = tally("run", path, "--out", out, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        again = Result(out, done)
+        what = f"{job.arguments} and {arguments}"
+        self.assertEqual(again.sha256, got.sha256, what)
+        self.assertEqual(again.losses, got.losses, what)
+        self.assertEqual([e["eval"] for e in again.evals], [e["eval"] for e in got.evals], what)
 
     def written_out(self, job, path, out):
         """job.yaml means what the job file and the options meant, and the plan knows the model."""
