@@ -11,12 +11,12 @@
  * the alignment of the flat parameter vector (64 bytes).
  *
  * Rules that every backend keeps, because results must not depend on who runs a micro-batch:
- *   R1 The formulation of an operation is a pure function of its description and the backend's instruction set: never
- * of a timing, a thread count, an address or earlier calls. The same description and inputs give the same bits. R2
- * prepare() does all the allocating; forward, backward and the rest allocate nothing. R3 Gradients are sums over the
- * rows, not means: whoever applies the step divides once by the step's weight. R4 A backend object and its streams are
- * used by one thread at a time; several objects may be used side by side. The calling thread is the only one that
- * computes.
+ * - R1 The formulation of an operation is a pure function of its description and the backend's instruction set:
+ *   never of a timing, a thread count, an address or earlier calls. The same description and inputs give the same bits.
+ * - R2 prepare() does all the allocating; forward, backward and the rest allocate nothing.
+ * - R3 Gradients are sums over the rows, not means: whoever applies the step divides once by the step's weight.
+ * - R4 A backend object and its streams are used by one thread at a time; several objects may be used side by side. The
+ *   calling thread is the only one that computes.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -131,7 +131,8 @@ struct kernel_stream;  /* a queue of operations in order */
 struct kernel_op;      /* a prepared operation */
 
 struct kernel_sgd {
-    float lr, momentum, dampening, weight_decay;
+    float lr, momentum, weight_decay;
+    double dampening; /* 1 - dampening is what is rounded to f32, as in PyTorch */
     bool nesterov, maximize;
     bool first; /* no momentum buffer yet: it becomes the gradient, without dampening */
 };

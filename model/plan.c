@@ -140,7 +140,6 @@ tally_status plan_build(const struct model *model, const Tally__V1__DataFacts *f
         return status;
     }
     plan->levels = plan_levels(plan);
-    plan->host_arena_bytes = plan_memory(plan).total;
     *ret_plan = plan;
     return TALLY_OK;
 }

@@ -68,7 +68,6 @@ enum action_kind {
                         BACKWARD with `push` does */
     ACTION_SEND,     /* an activation or its gradient to a peer */
     ACTION_RECEIVE,
-    ACTION_EVALUATE, /* forward and loss of an evaluation micro-batch */
 };
 
 struct action {
@@ -106,8 +105,7 @@ struct plan {
     size_t slots;            /* activation blocks */
     size_t gradient_bytes;   /* of the activations' gradients */
     size_t workspace_bytes;
-    uint32_t levels;         /* flat gradient vectors: 1 + ceil(log2 of the leaves) at most; level 0 always */
-    size_t host_arena_bytes; /* everything above plus weights and gradients: plan_memory's total */
+    uint32_t levels; /* flat gradient vectors: 1 + ceil(log2 of the leaves) at most; level 0 always */
 };
 
 /* What a worker holds, in bytes. */
@@ -141,10 +139,6 @@ void plan_free(struct plan *plan);
  * rank has no leaf. */
 size_t plan_actions_max(const struct plan *plan);
 size_t plan_step_actions(const struct plan *plan, uint32_t leaves, struct action *actions);
-
-/* The actions of this rank in an evaluation (its leaves are shared out like a step's): one ACTION_EVALUATE a leaf;
- * those from `first` on, at most `max`. Returns how many. */
-size_t plan_eval_actions(const struct plan *plan, size_t first, size_t max, struct action *actions);
 
 /* The program of a row count; NULL: not one that plan_build foresaw. */
 const struct plan_program *plan_program(const struct plan *plan, uint32_t rows);

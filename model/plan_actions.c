@@ -54,14 +54,11 @@ uint32_t plan_levels(const struct plan *plan)
     return full > tail ? full : tail;
 }
 
-static uint32_t leaves_max(const struct plan *plan)
-{
-    return (plan->batches.batch + plan->batches.micro - 1) / plan->batches.micro;
-}
-
 size_t plan_actions_max(const struct plan *plan)
 {
-    return 3 * ((size_t)leaves_max(plan) + plan->mesh.data - 1) / plan->mesh.data + 3;
+    /* Of the first rank in the first step: no other has more leaves. Each may be a node of its own. */
+    struct tree_node most = tree_share(batches_step(&plan->batches, 1).leaves, 0, plan->mesh.data);
+    return 3 * (size_t)(most.end - most.begin);
 }
 
 size_t plan_step_actions(const struct plan *plan, uint32_t leaves, struct action *actions)
@@ -80,14 +77,5 @@ size_t plan_step_actions(const struct plan *plan, uint32_t leaves, struct action
         }
         actions[n++] = (struct action){.kind = ACTION_PUSH, .micro_batch = cover[i].end - 1, .push = cover[i]};
     }
-    return n;
-}
-
-size_t plan_eval_actions(const struct plan *plan, size_t first, size_t max, struct action *actions)
-{
-    struct tree_node mine = share(plan, plan->evaluation.leaves);
-    size_t n = 0;
-    for (size_t leaf = mine.begin + first; leaf < mine.end && n < max; leaf++)
-        actions[n++] = (struct action){.kind = ACTION_EVALUATE, .micro_batch = (uint32_t)leaf};
     return n;
 }

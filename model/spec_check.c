@@ -264,6 +264,11 @@ tally_status spec_check_facts(const Tally__V1__JobSpec *spec, const Tally__V1__D
     const Tally__V1__Train *train = spec->train;
     struct batches batches;
     struct tally_error inner = {0};
+    if ((facts->test_samples > 0) != (data->test != NULL))
+        return data->test ? spec_error(file, err, &data->base, "test", -1, "holds no samples, expected at least one")
+                          : spec_error(file, err, &data->base, NULL, -1,
+                                       "%" PRIu64 " test samples are counted, but data.test is not given",
+                                       facts->test_samples);
     if (facts->train_samples > UINT32_MAX || facts->test_samples > UINT32_MAX)
         return spec_error(file, err, &data->base, facts->train_samples > UINT32_MAX ? "train" : "test", -1,
                           "holds %" PRIu64 " samples, expected at most %" PRIu32 "; limit says how many to use",

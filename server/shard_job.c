@@ -17,7 +17,7 @@ static tally_status take_optimizer(const Tally__V1__JobSpec *spec, struct kernel
     *ret_sgd = (struct kernel_sgd){
         .lr = (float)sgd->lr,
         .momentum = (float)sgd->momentum,
-        .dampening = (float)sgd->dampening,
+        .dampening = sgd->dampening,
         .weight_decay = (float)sgd->weight_decay,
         .nesterov = sgd->nesterov,
         .maximize = sgd->maximize,

@@ -402,7 +402,6 @@ static tally_status run_action(struct run *run, const struct action *action)
         return TALLY_OK;
     case ACTION_SEND:
     case ACTION_RECEIVE:
-    case ACTION_EVALUATE:
         break;
     }
     return tally_fail(run->err, TALLY_EUNSUPPORTED, "this worker cannot run actions of kind %d", (int)action->kind);

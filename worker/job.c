@@ -222,6 +222,9 @@ static void on_evaluated(uint64_t version, uint32_t micro_batch, const struct ke
     record->samples = samples;
     if (job->eval_count == EVALS_MAX)
         send_evals(job, version);
+    /* An evaluation waits for nothing, and may be long: heartbeats and orders need the network in between. */
+    if (job->small)
+        rpc_queue_poll(data_thread_queue(job->env.thread), 0);
 }
 
 static void on_evaluation_end(uint64_t version, void *user)
@@ -250,7 +253,8 @@ static tally_status train(struct job *job, struct tally_error *err)
                                 .transport = transport,
                                 .events = {on_progress, on_evaluated, on_evaluation_end},
                                 .user = job};
-    return training_run(&training, start, err);
+    status = training_run(&training, start, err);
+    return job->evals_lost ? tally_fail(err, TALLY_ENOMEM, "no memory to report an evaluation") : status;
 }
 
 static void train_on_data_thread(struct data_work *work)
@@ -404,8 +408,6 @@ static void *job_main(void *arg)
         status = job->small ? train_elsewhere(job, &err) : train(job, &err);
     if (!status)
         status = finish(job, &err);
-    if (job->evals_lost)
-        status = tally_fail(&err, TALLY_ENOMEM, "no memory to report an evaluation");
     if (status != TALLY_ECANCELLED)
         (void)report(job, REPORT_FAILED, 0, err.message, NULL); /* without memory: the lease tells */
     atomic_store(&job->phase, PHASE_ENDS);

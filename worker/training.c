@@ -9,6 +9,8 @@ static bool has_leaves(const struct plan *plan, uint32_t leaves, uint32_t rank)
 
 bool training_has_leaves(const struct plan *plan, uint64_t step)
 {
+    if (step < 1 || step > plan->batches.steps)
+        return false;
     return has_leaves(plan, batches_step(&plan->batches, step).leaves, plan->rank);
 }
 
@@ -59,19 +61,23 @@ static tally_status evaluate(const struct training *t, uint64_t version, struct 
 tally_status training_run(const struct training *t, uint64_t start_step, struct tally_error *err)
 {
     uint64_t steps = t->plan->batches.steps;
+    bool idle = !training_has_leaves(t->plan, 1); /* no step has more leaves than the first */
     if (start_step > steps)
         return tally_fail(err, TALLY_EINVAL, "cannot start from version %llu: the job has %llu steps",
                           (unsigned long long)start_step, (unsigned long long)steps);
-    for (uint64_t version = start_step;; version++) {
+    for (uint64_t version = start_step; !idle; version++) {
         tally_status status = TALLY_OK;
         if (training_evaluates(t->plan, version))
             status = evaluate(t, version, err);
-        if (status || version == steps)
-            return status ? status : t->transport->flush(t->transport, err);
+        if (status)
+            return status;
+        if (version == steps)
+            break;
         if (t->events.on_progress)
             t->events.on_progress(version + 1, false, t->user);
         status = executor_step(t->executor, t->transport, version + 1, err);
         if (status)
             return status;
     }
+    return t->transport->flush(t->transport, err);
 }

@@ -29,11 +29,12 @@ struct training {
 
 /*
  * Runs steps start_step + 1 to the job's last, and returns when everything that it pushed has left. An evaluation that
- * is due at start_step is run too: the gang before may not have finished it.
+ * is due at start_step is run too: the gang before may not have finished it. A rank that has no leaf in any step
+ * returns at once. TALLY_EINVAL: the job has fewer steps than start_step.
  */
 tally_status training_run(const struct training *training, uint64_t start_step, struct tally_error *err);
 
-/* Has this plan's rank anything to do in that step, from 1? */
+/* Has this plan's rank anything to do in that step, from 1? false for a step that the job does not have. */
 bool training_has_leaves(const struct plan *plan, uint64_t step);
 /* Is the model evaluated with the weights after so many steps? */
 bool training_evaluates(const struct plan *plan, uint64_t version);

@@ -4,14 +4,16 @@
  * How a worker's gradients leave it and its weights arrive: the executor knows this table of functions and nothing of
  * what stands behind it (RPC to shards; memory in tests). All functions are called by the compute thread alone.
  *
- * T1  Weights land in place, in the flat vector that the executor reads, slice by slice. The executor reads a slice of
- * version v only between wait_slices(.., v) and its last push of step v + 1: a slice's new weights may land from that
- * push on. T2  Gradients are summed where the transport wants them: destination() names the memory that a slice's sum
- * for the node that is being computed has, from the first write until push(). Padding between parameters is never
- * written: it must be 0 there. Where one row of a parameter spans slices, these slices' destinations follow each other
- * as they do in the flat vector. T3  The memory behind push() belongs to the transport until destination() of the same
- * slice returns it. T4  Functions wait only with a deadline, which names what was waited for, and return
- * TALLY_ECANCELLED soon after the job ended.
+ * - T1 Weights land in place, in the flat vector that the executor reads, slice by slice. The executor reads a slice of
+ *   version v only between wait_slices(.., v) and its last push of step v + 1: a slice's new weights may land from that
+ *   push on.
+ * - T2 Gradients are summed where the transport wants them: destination() names the memory that a slice's sum for the
+ *   node that is being computed has, from the first write until push(). Padding between parameters is never written: it
+ *   must be 0 there. Where one row of a parameter spans slices, these slices' destinations follow each other as they do
+ *   in the flat vector.
+ * - T3 The memory behind push() belongs to the transport until destination() of the same slice returns it.
+ * - T4 Functions wait only with a deadline, which names what was waited for, and return TALLY_ECANCELLED soon after the
+ *   job ended.
  */
 #include <stdint.h>
 

@@ -3,10 +3,12 @@
  * callbacks (they are one and the same where on_data_thread is set: then a wait polls the queue, else it sleeps on
  * `changed`).
  *
- *   versions[s]   written by the data thread after the slice's weights were copied, read by the compute thread before
- * it reads them in_flight[s]  set by the compute thread when it gives the slice's gradient to the stream, cleared by
- * the release callback, on whatever thread that runs failed        set once, with `failure`, under the mutex
- *   interrupted   by the loop's thread
+ * - slices[s].version: stored by the data thread after the slice's weights were copied, loaded by the compute thread
+ *   before it reads them.
+ * - slices[s].in_flight: set by the compute thread when it gives the slice's gradient to the stream, cleared by the
+ *   release callback, on whatever thread that runs.
+ * - failed: set once, with `failure`, under the mutex.
+ * - interrupted: set by the loop's thread.
  *
  * What a wait looks at is an atomic that is stored before `waiting` is read; a waiter sets `waiting` before it looks:
  * one of the two sees the other.
@@ -25,6 +27,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/check.h"
 #include "common/clock.h"
 #include "common/limits.h"
 #include "proto/parameters.pb-c.h"
@@ -131,7 +134,7 @@ static bool is_met(struct transport_rpc *t, const struct wait *w)
 static void wait_text(const struct transport_rpc *t, const struct wait *w, char *text, size_t size)
 {
     char slice[256] = "", *shard = "";
-    if (w->kind == WAIT_WEIGHTS || w->kind == WAIT_RELEASE) {
+    if (w->kind == WAIT_WEIGHTS || w->kind == WAIT_RELEASE || w->kind == WAIT_ENDED) {
         transport_slice_text(t->options.model, w->slice, slice, sizeof slice);
         shard = t->links[t->slices[w->slice].shard].name;
     }
@@ -144,6 +147,9 @@ static void wait_text(const struct transport_rpc *t, const struct wait *w, char 
         break;
     case WAIT_FLUSH:
         snprintf(text, size, "the shards to take the last gradients");
+        break;
+    case WAIT_ENDED:
+        snprintf(text, size, "the end of the stream to %s", shard);
         break;
     case WAIT_CONNECTED:
         snprintf(text, size, "the data thread to open the streams");
@@ -436,7 +442,7 @@ static tally_status push(struct transport *transport, const struct transport_pus
         atomic_store(&slice->in_flight, false);
         atomic_fetch_sub(&t->pending, 1);
         if (status == TALLY_ECANCELLED) /* on_end tells why */
-            return compute_wait(t, &(struct wait){.kind = WAIT_FAILURE}, err);
+            return compute_wait(t, &(struct wait){.kind = WAIT_ENDED, .slice = push->slice}, err);
         return status;
     }
     /* Nobody else polls: what is queued behind another message would lie there until the next wait. */
@@ -583,10 +589,9 @@ void transport_rpc_close(struct transport_rpc *t)
 {
     if (!t)
         return;
-    if (t->links && !end_streams(t)) {
-        assert(!"streams that were cancelled did not end");
-        return; /* better lost than written to after it was freed */
-    }
+    /* Else a late callback would write to memory that has gone, the weights' too: better no worker than that. */
+    bool ended = !t->links || end_streams(t);
+    tally_check(ended);
     for (size_t i = 0; t->links && i < t->options.shards; i++) {
         rpc_stream_unref(t->links[i].stream);
         rpc_channel_free(t->links[i].channel);

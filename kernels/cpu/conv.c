@@ -2,11 +2,11 @@
  * torch.nn.Conv2d with an optional ReLU and an optional max pool behind it, an image (and a group of channels) at a
  * time, so that what one image makes stays in the second-level cache.
  *
- *   forward:  the product of the weights and the image's patches, which are gathered into the product's panels. Bias,
- * ReLU and pool pass over the result while it is in the cache; with a pool the convolution's own output is nowhere
- * else, only the winners' places are saved. data:     the product of the weights' transpose and dy, whose columns are
- * added to the image at their patches. weight:   the product of the patches and dy's transpose, the patches read in
- * place through tables of offsets.
+ * - forward: the product of the weights and the image's patches, which are gathered into the product's panels. Bias,
+ *   ReLU and pool pass over the result while it is in the cache; with a pool the convolution's own output is nowhere
+ *   else, only the winners' places are saved.
+ * - data: the product of the weights' transpose and dy, whose columns are added to the image at their patches.
+ * - weight: the product of the patches and dy's transpose, the patches read in place through tables of offsets.
  */
 #include <stdint.h>
 #include <stdio.h>

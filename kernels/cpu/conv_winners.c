@@ -3,9 +3,10 @@
  * convolution, so of every four (for a 2 x 2 pool) three have none and the gradient of the convolution's own output
  * need not exist. Exact: what is left out is a product with zero.
  *
- *   weight: for each channel, the sum over its winners of dy times the patch under it, which stays in registers over
- * the winners of several images. data:   for each pixel of the convolution, the sum over the channels that won there of
- * dy times their weights, then added to the image at its patch.
+ * - weight: for each channel, the sum over its winners of dy times the patch under it, which stays in registers
+ *   over the winners of several images.
+ * - data: for each pixel of the convolution, the sum over the channels that won there of dy times their weights, then
+ *   added to the image at its patch.
  */
 #include <stdlib.h>
 #include <string.h>

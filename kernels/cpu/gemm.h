@@ -9,8 +9,6 @@
  *
  * Every element of C is a sum over k in ascending order within blocks whose size depends on k alone, the blocks added
  * in order. So its bits depend on neither m nor n, nor on where in C it stands: rows may be computed in any parts.
- *
- * Why not dnnl_sgemm: it allocates up to several MiB in every call, and its bits change with the row count.
  */
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,9 +1,10 @@
 /*
  * torch.nn.Linear with an optional ReLU behind it: three products.
  *
- *   forward:  y^T = W x^T. The rows of W stream from where they are, once; x^T is the small operand that is packed. y^T
- * is turned over with bias and ReLU. data:     dx = dy W, W packed in panels (which also takes the sting out of powers
- * of two as its leading dimension). weight:   dW = dy^T x, a part of W's rows at a time.
+ * - forward: y^T = W x^T. The rows of W stream from where they are, once; x^T is the small operand that is packed. y^T
+ *   is turned over with bias and ReLU.
+ * - data: dx = dy W, W packed in panels (which also takes the sting out of powers of two as its leading dimension).
+ * - weight: dW = dy^T x, a part of W's rows at a time.
  */
 #include <stdio.h>
 

@@ -20,7 +20,7 @@ FORCE_INLINE void sgd_block(size_t n, const struct kernel_sgd *sgd, bool use_mom
                             const float *a, const float *b, const float *w, const float *m, float *w_out, float *m_out)
 {
     float g[SGD_BLOCK], new_w[SGD_BLOCK], new_m[SGD_BLOCK];
-    const float one_minus_dampening = 1.0f - sgd->dampening;
+    const float one_minus_dampening = (float)(1.0 - sgd->dampening);
     for (size_t i = 0; i < n; i++)
         g[i] = (b ? a[i] + b[i] : a[i]) / weight;
     for (size_t i = 0; i < n; i++)

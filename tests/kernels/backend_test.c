@@ -248,7 +248,7 @@ static void sgd_with_every_option(void **state)
         for (size_t o = 0; o < 128; o++) {
             const struct kernel_sgd sgd = {.lr = 0.1f,
                                            .momentum = o & 1 ? 0.9f : 0,
-                                           .dampening = o & 2 ? 0.3f : 0,
+                                           .dampening = o & 2 ? 0.3 : 0,
                                            .weight_decay = o & 4 ? 0.05f : 0,
                                            .nesterov = o & 8,
                                            .maximize = o & 16,
@@ -267,8 +267,7 @@ static void sgd_with_every_option(void **state)
                 double d = ((double)a[i] + (two ? (double)b[i] : 0)) / 3 * (sgd.maximize ? -1 : 1) +
                            (double)sgd.weight_decay * (double)w[i];
                 if (kept) {
-                    const double buffer =
-                        sgd.first ? d : (double)sgd.momentum * (double)m[i] + (1 - (double)sgd.dampening) * d;
+                    const double buffer = sgd.first ? d : (double)sgd.momentum * (double)m[i] + (1 - sgd.dampening) * d;
                     assert_true(fabs((double)m_out[i] - buffer) < 1e-6);
                     d = sgd.nesterov ? d + (double)sgd.momentum * buffer : buffer;
                 }
@@ -284,13 +283,28 @@ static void sgd_with_every_option(void **state)
     }
 }
 
+/* As PyTorch, which takes 1 - dampening in double: 1 - 0.9f is not 0.1f. */
+static void dampening_is_rounded_once(void **state)
+{
+    (void)state;
+    const struct kernel_sgd sgd = {.lr = 1, .momentum = 1, .dampening = 0.9};
+    for (const char *const *level = rig_levels(); *level; level++) {
+        struct open_stream s = open_stream(*level);
+        const float gradient = 1;
+        float w = 0, m = 0;
+        s.k->sgd(s.stream, 1, &sgd, 1, &gradient, NULL, &w, &m, &w, &m);
+        assert_true(m == 0.1f && w == -0.1f);
+        close_stream(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(backends_are_found_by_name),    cmocka_unit_test(instruction_sets_are_opened_by_name),
         cmocka_unit_test(memory_is_zeroed_and_aligned),  cmocka_unit_test(bad_descriptions_are_refused),
         cmocka_unit_test(formulations_follow_the_shape), cmocka_unit_test(sums_add_in_place_too),
-        cmocka_unit_test(sgd_with_every_option),
+        cmocka_unit_test(sgd_with_every_option),         cmocka_unit_test(dampening_is_rounded_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -166,7 +166,7 @@ static void sgd(void **state)
         {.lr = 0.1f},
         {.lr = 0.1f, .momentum = 0.9f, .weight_decay = 0.05f},
         {.lr = 0.1f, .momentum = 0.9f, .nesterov = true},
-        {.lr = 0.1f, .momentum = 0.8f, .dampening = 0.3f, .weight_decay = 0.01f, .maximize = true},
+        {.lr = 0.1f, .momentum = 0.8f, .dampening = 0.3, .weight_decay = 0.01f, .maximize = true},
     };
     const struct kernels *k = kernels_find("cpu");
     for (const char *const *level = rig_levels(); *level; level++) {

@@ -387,8 +387,15 @@ static void a_requests_spec_is_checked_too(void **state)
     facts->train_samples = UINT64_MAX;
     assert_int_equal(job_spec_check(spec, facts, &err), TALLY_EINVAL);
     facts->train_samples = 100;
+    facts->test_samples = 0;
+    assert_int_equal(job_spec_check(spec, facts, &err), TALLY_EINVAL);
+    assert_string_equal(err.message, "job: data.test: holds no samples, expected at least one");
+    facts->test_samples = 20;
     tally__v1__source__free_unpacked(spec->data->test, NULL);
     spec->data->test = NULL;
+    assert_int_equal(job_spec_check(spec, facts, &err), TALLY_EINVAL);
+    assert_string_equal(err.message, "job: data: 20 test samples are counted, but data.test is not given");
+    facts->test_samples = 0;
     spec->model->layers[0]->conv2d->n_kernel_size = 0;
     assert_int_equal(job_spec_check(spec, facts, &err), TALLY_EINVAL);
     spec->model->layers[0]->conv2d->n_kernel_size = 2;

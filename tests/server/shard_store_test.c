@@ -158,7 +158,7 @@ static float sgd_one(const struct kernel_sgd *sgd, float g, float w, float *m)
     if (sgd->weight_decay != 0)
         g += sgd->weight_decay * w;
     if (sgd->momentum != 0) {
-        *m = sgd->first ? g : sgd->momentum * *m + (1 - sgd->dampening) * g;
+        *m = sgd->first ? g : sgd->momentum * *m + (float)(1 - sgd->dampening) * g;
         g = sgd->nesterov ? g + sgd->momentum * *m : *m;
     }
     return w - sgd->lr * g;
@@ -471,7 +471,7 @@ static struct kernel_sgd some_sgd(uint32_t kind)
     if (kind % 4 == 1)
         sgd.momentum = 0.9f;
     if (kind % 4 == 2)
-        sgd = (struct kernel_sgd){.lr = 0.1f, .momentum = 0.5f, .dampening = 0.25f, .weight_decay = 0.01f};
+        sgd = (struct kernel_sgd){.lr = 0.1f, .momentum = 0.5f, .dampening = 0.25, .weight_decay = 0.01f};
     if (kind % 4 == 3)
         sgd = (struct kernel_sgd){.lr = 0.1f, .momentum = 0.9f, .nesterov = true, .maximize = true};
     return sgd;

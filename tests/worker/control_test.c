@@ -29,7 +29,7 @@ struct world {
     unsigned started, finished, failed, ended;
     uint64_t started_job, finished_step, ended_job, ended_generation, failed_job;
     char reason[TALLY_ERROR_MESSAGE_MAX];
-    unsigned evals[EVALS_MAX]; /* by micro-batch */
+    unsigned evals[EVALS_MAX]; /* by micro-batch: the first ones */
     unsigned eval_messages;
     uint64_t eval_steps[8];
     double eval_samples;
@@ -39,8 +39,8 @@ static void on_evals(struct world *w, const Tally__V1__Evals *evals)
 {
     w->eval_steps[w->eval_messages++ % 8] = evals->step;
     for (size_t i = 0; i < evals->n_records; i++) {
-        assert_true(evals->records[i]->micro_batch < EVALS_MAX);
-        w->evals[evals->records[i]->micro_batch]++;
+        if (evals->records[i]->micro_batch < EVALS_MAX)
+            w->evals[evals->records[i]->micro_batch]++;
         w->eval_samples += (double)evals->records[i]->samples;
     }
 }
@@ -181,7 +181,7 @@ static void teardown(struct world *w)
     free(w);
 }
 
-static void assign(struct world *w, uint64_t generation, const char *isa)
+static void assign_from(struct world *w, uint64_t generation, const char *isa, uint64_t start_step)
 {
     char *workers[] = {"w0"};
     Tally__V1__Gang gang = TALLY__V1__GANG__INIT;
@@ -193,6 +193,7 @@ static void assign(struct world *w, uint64_t generation, const char *isa)
     Tally__V1__Assign a = TALLY__V1__ASSIGN__INIT;
     a.job = JOB;
     a.generation = generation;
+    a.start_step = start_step;
     a.spec = w->job->spec;
     a.facts = &w->job->facts;
     a.gang = &gang;
@@ -202,6 +203,11 @@ static void assign(struct world *w, uint64_t generation, const char *isa)
     order.body_case = TALLY__V1__ORDER__BODY_ASSIGN;
     order.assign = &a;
     coordinator_send(w->c, &order);
+}
+
+static void assign(struct world *w, uint64_t generation, const char *isa)
+{
+    assign_from(w, generation, isa, 0);
 }
 
 static void end_job(struct world *w, uint64_t job, uint64_t generation)
@@ -253,6 +259,52 @@ static void test_runs_a_job(void **state)
     end_and_wait(w, 1);
     assert_int_equal(w->failed, 0);
     assert_int_equal(memory_hub_version(fake_shards_hub(w->shards)), 7);
+    teardown(w);
+}
+
+/* A gang that takes over behind the last step has only its evaluation to do. */
+static void test_starts_behind_the_last_step(void **state)
+{
+    (void)state;
+    struct world *w = setup(small_spec(7), SHARD_WELL, 0);
+    assign(w, 1, "");
+    run_until(w, has_finished);
+    end_and_wait(w, 1);
+    w->started = w->finished = w->eval_messages = 0;
+    assign_from(w, 1, "", 7);
+    run_until(w, has_finished);
+    assert_int_equal(w->started, 1);
+    assert_int_equal(w->finished_step, 7);
+    assert_int_equal(w->eval_messages, 1);
+    assert_int_equal(w->eval_steps[0], 7);
+    end_and_wait(w, 1);
+    const uint64_t too_late[] = {8, UINT64_MAX};
+    for (int i = 0; i < 2; i++) {
+        w->failed = 0;
+        assign_from(w, 1, "", too_late[i]);
+        run_until(w, has_failed);
+        assert_non_null(strstr(w->reason, "the job has 7 steps"));
+        end_and_wait(w, 1);
+    }
+    teardown(w);
+}
+
+/* The data thread evaluates for seconds: the end of the job must reach it in between. */
+static void test_ends_while_it_evaluates(void **state)
+{
+    (void)state;
+    Tally__V1__JobSpec *spec = spec_new(9, 8, 4, 0, 1);
+    spec_synthetic(spec, 0, 8, 3, (const uint32_t[]){2000}, 1, NULL, 0);
+    spec_synthetic(spec, 1, 4000000, 3, (const uint32_t[]){2000}, 1, NULL, 0);
+    spec_linear(spec, "a", 3, true);
+    spec_cross_entropy(spec, -100, 0);
+    struct world *w = setup(spec, SHARD_WELL, 0);
+    assign(w, 1, "");
+    run_until(w, has_started);
+    usleep(100000);
+    end_and_wait(w, 1);
+    assert_int_equal(w->finished, 0);
+    assert_int_equal(w->failed, 0);
     teardown(w);
 }
 
@@ -471,6 +523,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_runs_a_job),
+        cmocka_unit_test(test_starts_behind_the_last_step),
+        cmocka_unit_test(test_ends_while_it_evaluates),
         cmocka_unit_test(test_runs_a_larger_job),
         cmocka_unit_test(test_ends_in_the_middle),
         cmocka_unit_test(test_ends_while_it_waits),

@@ -197,7 +197,7 @@ static void take_sgd(struct memory_hub *hub)
     const Tally__V1__Sgd *sgd = hub->model->spec->train->optimizer->sgd;
     hub->sgd = (struct kernel_sgd){.lr = (float)sgd->lr,
                                    .momentum = (float)sgd->momentum,
-                                   .dampening = (float)sgd->dampening,
+                                   .dampening = sgd->dampening,
                                    .weight_decay = (float)sgd->weight_decay,
                                    .nesterov = sgd->nesterov,
                                    .maximize = sgd->maximize};

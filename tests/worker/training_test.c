@@ -257,13 +257,40 @@ static void test_starts_in_the_middle(void **state)
     test_job_close(job);
 }
 
+static tally_status nothing_to_flush(struct transport *transport, struct tally_error *err)
+{
+    (void)transport;
+    (void)err;
+    return TALLY_OK;
+}
+
+/* The fifth rank of a step of four leaves: it has nothing to do, however many steps there are. */
+static void test_idle_rank(void **state)
+{
+    (void)state;
+    Tally__V1__JobSpec *spec = spec_new(1, 16, 4, 0, UINT64_C(1000000000000000));
+    spec_synthetic(spec, 0, 35, 3, (const uint32_t[]){6}, 1, NULL, 0);
+    spec_synthetic(spec, 1, 10, 3, (const uint32_t[]){6}, 1, NULL, 0);
+    spec_linear(spec, NULL, 3, true);
+    spec_cross_entropy(spec, -100, 0);
+    struct test_job *job = test_job_open(spec);
+    struct transport transport = {.flush = nothing_to_flush};
+    struct worker w = {.training = {.transport = &transport}};
+    test_rank_open(job, 4, 5, NULL, &w.rank);
+    w.training.plan = w.rank.plan;
+    w.training.executor = w.rank.executor;
+    train(&w);
+    assert_int_equal(w.status, TALLY_OK);
+    test_rank_close(&w.rank);
+    test_job_close(job);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_jobs),
-        cmocka_unit_test(test_ranks_without_leaves),
-        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_starts_in_the_middle),
+        cmocka_unit_test(test_random_jobs), cmocka_unit_test(test_ranks_without_leaves),
+        cmocka_unit_test(test_shares),      cmocka_unit_test(test_starts_in_the_middle),
+        cmocka_unit_test(test_idle_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
