@@ -428,7 +428,7 @@ static tally_status open_session(struct run *run, struct tally_error *err)
     if (status != TALLY_OK)
         return status;
     rpc_global_init();
-    status = rpc_loop_queue_new(run->loop, 1, &run->queue, err);
+    status = rpc_loop_queue_new(run->loop, &run->queue, err);
     if (status == TALLY_OK)
         status = rpc_channel_new(local_cluster_address(run->cluster), NULL, &run->channel, err);
     if (status == TALLY_OK)

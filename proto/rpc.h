@@ -34,20 +34,17 @@ void rpc_global_shutdown(void);
 struct rpc_queue;
 
 /*
- * A loop queue: callbacks run on the loop's thread; `threads` (0..8) threads of its own wait for the network. 1 is
- * enough for a control plane. 0, for a process with a data thread that is inside rpc_queue_poll all but some
- * milliseconds of the time: that thread waits for the network for both, and a message is handled where it arrives,
- * which takes 15-30 us off a round trip; such a queue serves only, gRPC aborts on calls and streams opened on it. The
- * queue keeps the loop alive until it is freed. Errors: TALLY_EINVAL, TALLY_ENOMEM, TALLY_EIO (no thread).
+ * A loop queue: callbacks run on the loop's thread; a thread of its own waits for the network. The queue keeps the loop
+ * alive until it is freed. Errors: TALLY_ENOMEM, TALLY_EIO (no thread).
  */
-tally_status rpc_loop_queue_new(uv_loop_t *loop, unsigned threads, struct rpc_queue **ret_queue,
-                                struct tally_error *err);
+tally_status rpc_loop_queue_new(uv_loop_t *loop, struct rpc_queue **ret_queue, struct tally_error *err);
 
 /*
- * A loop queue without threads of its own, for a process with a data thread that is inside rpc_queue_poll all but some
+ * A loop queue without a thread of its own, for a process with a data thread that is inside rpc_queue_poll all but some
  * milliseconds of the time: it is `data`'s poll that waits for the network for both, and hands what belongs to the loop
- * over to the loop's thread. A message of the data queue is then handled where it arrives, which takes 15-30 us off a
- * round trip. Streams that this process opened may be on it, as on any other. Free it before `data`.
+ * over to the loop's thread. gRPC has one poller for the whole process, whichever thread came first: with two, a
+ * message for the data thread may take a detour of 15-30 us. `data` must be polled until all on it has ended, and freed
+ * after it. Errors: TALLY_ENOMEM, TALLY_EIO.
  */
 tally_status rpc_loop_queue_join(uv_loop_t *loop, struct rpc_queue *data, struct rpc_queue **ret_queue,
                                  struct tally_error *err);
@@ -76,10 +73,9 @@ struct rpc_task {
 void rpc_queue_post(struct rpc_queue *queue, struct rpc_task *task);
 
 /*
- * Every stream, call and server on it must have ended (servers: been freed). NULL is allowed. A server's own queue goes
- * last, after the threads that polled the queues of its services have ended: the last of them may still be about to
- * wake it. Loop queues: on the loop's thread; the loop must run once more to release its handle. Data queues: from the
- * polling thread, or after it has ended.
+ * Every stream, call and server on it must have ended (servers: been freed). NULL is allowed. Not inside a callback of
+ * the queue. Loop queues: on the loop's thread; the loop must run once more to release its handles. Data queues: from
+ * the polling thread, or after it has ended.
  */
 void rpc_queue_free(struct rpc_queue *queue);
 

@@ -84,8 +84,8 @@ struct rpc_stream *rpc_stream_create(struct rpc_queue *queue, grpc_call *call, b
                                      const ProtobufCMessageDescriptor *sends,
                                      const ProtobufCMessageDescriptor *receives);
 /* Before the first batch, or in accept. */
-tally_status rpc_stream_configure(struct rpc_stream *stream, const struct rpc_stream_events *events, void *user,
-                                  const struct rpc_stream_options *options);
+void rpc_stream_configure(struct rpc_stream *stream, const struct rpc_stream_events *events, void *user,
+                          const struct rpc_stream_options *options);
 /* Client: queues a first message and a close before the start, so that all goes in one batch. request may be NULL: a
  * stream. */
 tally_status rpc_stream_start_client(struct rpc_stream *stream, const ProtobufCMessage *request, int64_t timeout_ms,

@@ -1,7 +1,11 @@
 /*
- * Queues. A loop queue owns poll threads: each takes completions from gRPC and pushes them to `ready`, a stack that the
- * loop's thread takes whole and reverses; uv_async is sent only when the stack was empty, so a burst costs one wakeup.
- * A data queue has no thread: rpc_queue_poll is one completion, run at once.
+ * Queues. What completes on a loop queue is pushed to `ready`, a stack that the loop's thread takes whole and reverses;
+ * uv_async is sent only when the stack was empty, so a burst costs one wakeup. A thread of the queue's own pushes, or,
+ * where it is joined to a data queue, whoever polls that. A data queue has no thread: rpc_queue_poll is one completion,
+ * run at once.
+ *
+ * What was pushed or posted may run, and be the last thing before rpc_queue_free, while the thread that pushed it has
+ * not yet woken the queue: `entered` counts the threads in between.
  *
  * gRPC's C API has no alarm: an empty batch on a call that goes nowhere puts a tag on the queue, which is how a poll is
  * woken.
@@ -10,6 +14,7 @@
 #include <grpc/grpc_security.h>
 #include <grpc/support/log.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -21,8 +26,6 @@
 #include "common/check.h"
 #include "common/clock.h"
 #include "proto/rpc_internal.h"
-
-#define THREADS_MAX 8
 
 /* Belongs to the loop: freed when the loop has closed both handles, after the queue itself. */
 struct loop_part {
@@ -36,8 +39,8 @@ struct rpc_queue {
     grpc_completion_queue *cq;
     struct loop_part *loop; /* NULL: a data queue */
     bool joined;            /* a loop queue on the completion queue of a data queue */
-    pthread_t threads[THREADS_MAX];
-    unsigned thread_count;
+    pthread_t thread;       /* a loop queue that is not */
+    atomic_uint entered;
     _Atomic(struct rpc_op *) ready;   /* loop queues, newest first */
     _Atomic(struct rpc_task *) tasks; /* newest first */
     struct rpc_timer *timers;         /* by deadline; the queue's thread alone */
@@ -128,19 +131,25 @@ static unsigned run_tasks(struct rpc_queue *queue)
     return count;
 }
 
+static void wake(struct rpc_queue *queue)
+{
+    if (queue->loop)
+        uv_async_send(&queue->loop->async);
+    else
+        rpc_queue_wake(queue);
+}
+
 void rpc_queue_post(struct rpc_queue *queue, struct rpc_task *task)
 {
+    atomic_fetch_add_explicit(&queue->entered, 1, memory_order_relaxed); /* the push below shows it */
     struct rpc_task *head = atomic_load_explicit(&queue->tasks, memory_order_relaxed);
     do {
         task->next = head;
     } while (
         !atomic_compare_exchange_weak_explicit(&queue->tasks, &head, task, memory_order_release, memory_order_relaxed));
-    if (head)
-        return; /* whoever made it non-empty has woken the queue */
-    if (queue->loop)
-        uv_async_send(&queue->loop->async);
-    else
-        rpc_queue_wake(queue);
+    if (!head) /* else whoever made it non-empty wakes the queue */
+        wake(queue);
+    atomic_fetch_sub_explicit(&queue->entered, 1, memory_order_release);
 }
 
 /* ---- timers ---- */
@@ -236,13 +245,15 @@ static void loop_woken(uv_async_t *handle)
 /* Of the loop's thread from here on. */
 static void push_ready(struct rpc_queue *queue, struct rpc_op *op)
 {
+    atomic_fetch_add_explicit(&queue->entered, 1, memory_order_relaxed); /* the push below shows it */
     struct rpc_op *head = atomic_load_explicit(&queue->ready, memory_order_relaxed);
     do {
         op->next = head;
     } while (
         !atomic_compare_exchange_weak_explicit(&queue->ready, &head, op, memory_order_release, memory_order_relaxed));
     if (!head)
-        uv_async_send(&queue->loop->async);
+        wake(queue);
+    atomic_fetch_sub_explicit(&queue->entered, 1, memory_order_release);
 }
 
 static void *poll_thread(void *arg)
@@ -291,47 +302,29 @@ static struct loop_part *open_loop_part(uv_loop_t *loop, struct rpc_queue *queue
     return part;
 }
 
-/* Joins the poll threads: they end once everything that was under way has come out of the queue. */
-static void stop_threads(struct rpc_queue *queue)
+/* The poll thread ends once everything that was under way has come out of the queue. */
+static void stop_thread(struct rpc_queue *queue)
 {
     grpc_completion_queue_shutdown(queue->cq);
-    for (unsigned i = 0; i < queue->thread_count; i++)
-        pthread_join(queue->threads[i], NULL);
-    queue->thread_count = 0;
+    pthread_join(queue->thread, NULL);
 }
 
-static int start_threads(struct rpc_queue *queue, unsigned threads)
+/* It takes none of the process's signals. */
+static int start_thread(struct rpc_queue *queue)
 {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int failed = 0;
-    while (!failed && queue->thread_count < threads) {
-        failed = pthread_create(&queue->threads[queue->thread_count], NULL, poll_thread, queue);
-        if (!failed)
-            pthread_setname_np(queue->threads[queue->thread_count++], "rpc-poll");
-    }
+    int failed = pthread_create(&queue->thread, NULL, poll_thread, queue);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!failed)
+        pthread_setname_np(queue->thread, "rpc-poll");
     return failed;
 }
 
-/*
- * A completion queue that never polls. gRPC's epoll engine has one poller for the whole process, whichever thread came
- * first; while that is another one than the data thread, each message takes a detour through a condition variable
- * (15-30 us).
- */
-static grpc_completion_queue *create_passive(void)
+/* Without a completion queue. */
+static tally_status new_loop_queue(uv_loop_t *loop, struct rpc_queue **ret_queue, struct tally_error *err)
 {
-    grpc_completion_queue_attributes attributes = {
-        .version = 1, .cq_completion_type = GRPC_CQ_NEXT, .cq_polling_type = GRPC_CQ_NON_POLLING};
-    return grpc_completion_queue_create(grpc_completion_queue_factory_lookup(&attributes), &attributes, NULL);
-}
-
-tally_status rpc_loop_queue_new(uv_loop_t *loop, unsigned threads, struct rpc_queue **ret_queue,
-                                struct tally_error *err)
-{
-    if (threads > THREADS_MAX)
-        return tally_fail(err, TALLY_EINVAL, "%u poll threads: must be 0 to %d", threads, THREADS_MAX);
     struct rpc_queue *queue = calloc(1, sizeof *queue);
     if (!queue)
         return tally_fail(err, TALLY_ENOMEM, "no memory for an RPC queue");
@@ -340,10 +333,20 @@ tally_status rpc_loop_queue_new(uv_loop_t *loop, unsigned threads, struct rpc_qu
         free(queue);
         return tally_fail(err, TALLY_EIO, "cannot make an RPC queue of the event loop");
     }
-    queue->cq = threads ? grpc_completion_queue_create_for_next(NULL) : create_passive();
-    int failed = start_threads(queue, threads ? threads : 1);
+    *ret_queue = queue;
+    return TALLY_OK;
+}
+
+tally_status rpc_loop_queue_new(uv_loop_t *loop, struct rpc_queue **ret_queue, struct tally_error *err)
+{
+    struct rpc_queue *queue = NULL;
+    tally_status status = new_loop_queue(loop, &queue, err);
+    if (status)
+        return status;
+    queue->cq = grpc_completion_queue_create_for_next(NULL);
+    int failed = start_thread(queue);
     if (failed) {
-        stop_threads(queue);
+        grpc_completion_queue_shutdown(queue->cq);
         grpc_completion_queue_destroy(queue->cq);
         close_loop_part(queue->loop);
         free(queue);
@@ -356,14 +359,10 @@ tally_status rpc_loop_queue_new(uv_loop_t *loop, unsigned threads, struct rpc_qu
 tally_status rpc_loop_queue_join(uv_loop_t *loop, struct rpc_queue *data, struct rpc_queue **ret_queue,
                                  struct tally_error *err)
 {
-    struct rpc_queue *queue = calloc(1, sizeof *queue);
-    if (!queue)
-        return tally_fail(err, TALLY_ENOMEM, "no memory for an RPC queue");
-    queue->loop = open_loop_part(loop, queue);
-    if (!queue->loop) {
-        free(queue);
-        return tally_fail(err, TALLY_EIO, "cannot make an RPC queue of the event loop");
-    }
+    struct rpc_queue *queue = NULL;
+    tally_status status = new_loop_queue(loop, &queue, err);
+    if (status)
+        return status;
     queue->cq = data->cq;
     queue->joined = true;
     *ret_queue = queue;
@@ -457,14 +456,16 @@ void rpc_queue_free(struct rpc_queue *queue)
         return;
     if (queue->loop) {
         if (!queue->joined)
-            stop_threads(queue);
+            stop_thread(queue);
         run_ready(queue);
-        run_tasks(queue);
-        close_loop_part(queue->loop);
-    } else {
-        run_tasks(queue);
-        drain_data_queue(queue);
     }
+    run_tasks(queue);
+    while (atomic_load_explicit(&queue->entered, memory_order_acquire) > 0) /* some instructions of another thread */
+        sched_yield();
+    if (queue->loop)
+        close_loop_part(queue->loop);
+    else
+        drain_data_queue(queue);
     if (!queue->joined)
         grpc_completion_queue_destroy(queue->cq);
     free(queue);

@@ -126,8 +126,8 @@ struct rpc_stream *rpc_stream_unref(struct rpc_stream *stream)
     return NULL;
 }
 
-tally_status rpc_stream_configure(struct rpc_stream *s, const struct rpc_stream_events *events, void *user,
-                                  const struct rpc_stream_options *options)
+void rpc_stream_configure(struct rpc_stream *s, const struct rpc_stream_events *events, void *user,
+                          const struct rpc_stream_options *options)
 {
     pthread_mutex_lock(&s->lock);
     if (events)
@@ -142,7 +142,6 @@ tally_status rpc_stream_configure(struct rpc_stream *s, const struct rpc_stream_
     }
     s->accepted = true;
     pthread_mutex_unlock(&s->lock);
-    return TALLY_OK;
 }
 
 static void start_batch(struct rpc_stream *s, const grpc_op *ops, size_t count, struct rpc_op *tag)

@@ -147,7 +147,7 @@ static tally_status add_services(struct coordinator *c, struct tally_error *err)
 
 static tally_status open_server(struct coordinator *c, const char *listen, struct tally_error *err)
 {
-    tally_status status = rpc_loop_queue_new(c->loop, 1, &c->queue, err);
+    tally_status status = rpc_loop_queue_new(c->loop, &c->queue, err);
     if (status == TALLY_OK)
         status = rpc_server_new(c->queue, NULL, &c->server, err);
     if (status == TALLY_OK)

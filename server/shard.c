@@ -33,7 +33,7 @@ struct opening {
 
 struct shard {
     uv_loop_t *loop;
-    struct rpc_queue *queue;
+    struct rpc_queue *queue; /* the loop's, joined to the data thread's */
     struct rpc_server *server;
     struct shard_events events;
     void *user;
@@ -328,6 +328,11 @@ const char *shard_address(const struct shard *shard)
     return shard->address;
 }
 
+struct rpc_queue *shard_loop_queue(const struct shard *shard)
+{
+    return shard->queue;
+}
+
 /* ---- life ---- */
 
 static tally_status serve(struct shard *shard, const char *address, struct tally_error *err)
@@ -356,34 +361,39 @@ static tally_status serve(struct shard *shard, const char *address, struct tally
 static void free_parts(struct shard *shard)
 {
     rpc_server_free(shard->server);
+    rpc_queue_free(shard->queue);
     rpc_queue_free(shard->data.queue);
     shard_trip_free(shard->describe);
     shard_trip_free(shard->stop);
     free(shard);
 }
 
-tally_status shard_open(uv_loop_t *loop, struct rpc_queue *queue, const char *address,
-                        const struct shard_events *events, void *user, struct shard **ret_shard,
-                        struct tally_error *err)
+static tally_status make_parts(struct shard *shard, struct tally_error *err)
+{
+    shard->describe = shard_trip_new(shard, 0, 0);
+    shard->stop = shard_trip_new(shard, 0, 0);
+    if (!shard->describe || !shard->stop)
+        return tally_fail(err, TALLY_ENOMEM, "out of memory for a shard");
+    tally_status status = rpc_data_queue_new(&shard->data.queue, err);
+    if (status == TALLY_OK)
+        status = rpc_loop_queue_join(shard->loop, shard->data.queue, &shard->queue, err);
+    shard->data.loop_queue = shard->queue;
+    return status;
+}
+
+tally_status shard_open(uv_loop_t *loop, const char *address, const struct shard_events *events, void *user,
+                        struct shard **ret_shard, struct tally_error *err)
 {
     struct shard *shard = calloc(1, sizeof *shard);
     if (!shard)
         return tally_fail(err, TALLY_ENOMEM, "out of memory for a shard");
     shard->loop = loop;
-    shard->queue = queue;
     shard->events = *events;
     shard->user = user;
-    shard->data.loop_queue = queue;
     shard->data.on_report = on_report;
     shard->data.on_failed = on_failed;
     snprintf(shard->activity, sizeof shard->activity, "holds no job");
-    shard->describe = shard_trip_new(shard, 0, 0);
-    shard->stop = shard_trip_new(shard, 0, 0);
-    tally_status status = TALLY_OK;
-    if (!shard->describe || !shard->stop)
-        status = tally_fail(err, TALLY_ENOMEM, "out of memory for a shard");
-    if (status == TALLY_OK)
-        status = rpc_data_queue_new(&shard->data.queue, err);
+    tally_status status = make_parts(shard, err);
     if (status == TALLY_OK)
         status = serve(shard, address, err);
     if (status == TALLY_OK)

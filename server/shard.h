@@ -25,12 +25,15 @@ struct shard_events {
 };
 
 /*
- * Listens on address ("unix:/path" or "host:port"). queue: a loop queue of loop; health and reflection are served on
- * it. events are copied. Errors: rpc_server_listen's, TALLY_ENOMEM.
+ * Listens on address ("unix:/path" or "host:port"). events are copied. Errors: rpc_server_listen's, TALLY_ENOMEM,
+ * TALLY_EIO (no thread). After a failure the loop must run once more to release handles.
  */
-tally_status shard_open(uv_loop_t *loop, struct rpc_queue *queue, const char *address,
-                        const struct shard_events *events, void *user, struct shard **ret_shard,
-                        struct tally_error *err);
+tally_status shard_open(uv_loop_t *loop, const char *address, const struct shard_events *events, void *user,
+                        struct shard **ret_shard, struct tally_error *err);
+
+/* A queue of the loop, for what else the process calls: the shard's data thread waits for the network for it too. All
+ * on it must have ended before shard_stop. */
+struct rpc_queue *shard_loop_queue(const struct shard *shard);
 
 /* Where it listens, with the port that was bound. */
 const char *shard_address(const struct shard *shard);
@@ -50,6 +53,6 @@ void shard_activity(struct shard *shard, char *text, size_t size);
 
 /* Ends every job and stream, and stops listening; on_stopped follows. Once. */
 void shard_stop(struct shard *shard, const char *reason);
-/* After on_stopped. NULL is allowed. */
+/* After on_stopped. The loop must run once more to release handles. NULL is allowed. */
 void shard_free(struct shard *shard);
 #endif

@@ -20,7 +20,6 @@
 
 struct daemon {
     uv_loop_t loop;
-    struct rpc_queue *queue;
     struct shard *shard;
     struct node *node;
     uv_signal_t signals[2];
@@ -45,7 +44,6 @@ static void close_handles(struct daemon *daemon)
     daemon_ignore_signals();
     uv_close((uv_handle_t *)&daemon->deadline, NULL);
     shard_free(daemon->shard);
-    rpc_queue_free(daemon->queue); /* the loop ends when its handle has closed */
 }
 
 static void on_shard_stopped(void *user)
@@ -143,10 +141,7 @@ static tally_status start(struct daemon *daemon, const struct daemon_option *opt
                                                    .on_lost = on_lost,
                                                    .on_failed = on_failed,
                                                    .activity = activity};
-    tally_status status = rpc_loop_queue_new(&daemon->loop, 1, &daemon->queue, err);
-    if (status == TALLY_OK)
-        status =
-            shard_open(&daemon->loop, daemon->queue, options[LISTEN].value, &shard_events, daemon, &daemon->shard, err);
+    tally_status status = shard_open(&daemon->loop, options[LISTEN].value, &shard_events, daemon, &daemon->shard, err);
     if (status != TALLY_OK)
         return status;
     const struct node_options node_options = {.role = TALLY__V1__ROLE__SHARD,
@@ -154,7 +149,8 @@ static tally_status start(struct daemon *daemon, const struct daemon_option *opt
                                               .coordinator = options[COORDINATOR].value,
                                               .address = shard_address(daemon->shard),
                                               .join_timeout_ms = join_timeout_ms};
-    return node_open(daemon->queue, &daemon->loop, &node_options, &node_events, daemon, &daemon->node, err);
+    return node_open(shard_loop_queue(daemon->shard), &daemon->loop, &node_options, &node_events, daemon, &daemon->node,
+                     err);
 }
 
 static int run(const struct daemon_option *options, long join_timeout_ms)

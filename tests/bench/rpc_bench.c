@@ -127,8 +127,8 @@ static int serve(const char *address)
     host.sum = calloc(SLICE_FLOATS, sizeof(float));
     host.weights = calloc(SLICE_FLOATS, sizeof(float));
     uv_loop_init(&host.loop);
-    check(rpc_loop_queue_new(&host.loop, 0, &host.loop_queue, &err), &err);
     check(rpc_data_queue_new(&host.data_queue, &err), &err);
+    check(rpc_loop_queue_join(&host.loop, host.data_queue, &host.loop_queue, &err), &err);
     check(rpc_server_new(host.loop_queue, NULL, &host.server, &err), &err);
     struct rpc_service service = {.descriptor = &tally__v1__parameters__descriptor,
                                   .queue = host.data_queue,
@@ -145,8 +145,8 @@ static int serve(const char *address)
     while (!atomic_load(&host.stopped))
         uv_run(&host.loop, UV_RUN_ONCE);
     uv_thread_join(&thread);
-    rpc_queue_free(host.data_queue);
     rpc_queue_free(host.loop_queue);
+    rpc_queue_free(host.data_queue);
     uv_run(&host.loop, UV_RUN_DEFAULT);
     uv_loop_close(&host.loop);
     rpc_global_shutdown();

@@ -158,7 +158,7 @@ struct coordinator *coordinator_new(enum answer answer, bool acknowledge)
     c->lease_ms = LEASE_MS;
     assert_int_equal(uv_loop_init(&c->loop), 0);
     struct tally_error err;
-    if (rpc_loop_queue_new(&c->loop, 1, &c->queue, &err))
+    if (rpc_loop_queue_new(&c->loop, &c->queue, &err))
         fail_msg("%s", err.message);
     snprintf(c->directory, sizeof c->directory, "/tmp/tally-coordinator-XXXXXX");
     assert_non_null(mkdtemp(c->directory));

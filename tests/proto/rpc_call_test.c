@@ -96,7 +96,7 @@ static int setup(void **state)
     (void)state;
     uv_mutex_init(&unanswered_lock);
     rpc_global_init();
-    fixture_start(&fx, false, 1, add_services);
+    fixture_start(&fx, false, false, add_services);
     return 0;
 }
 
@@ -197,30 +197,70 @@ static void loop_done(const struct tally_error *end, const struct rpc_message *r
     keep(end, reply, user);
 }
 
-static void test_loop_client(void **state)
+static struct {
+    struct rpc_queue *data;
+    atomic_bool over;
+} poller;
+
+static void poll_data(void *arg)
 {
-    (void)state;
+    (void)arg;
+    while (!atomic_load(&poller.over))
+        rpc_queue_poll(poller.data, tally_now_ns() + 1000000000);
+}
+
+/* A client whose answers come on a loop: with a thread of the queue's own, or joined to a queue that somebody polls. */
+static void call_from_loop(bool joined)
+{
     struct fixture tcp;
     struct tally_error err = {0};
     struct rpc_queue *queue;
     uv_loop_t loop;
-    struct result result = {0};
-    fixture_start(&tcp, true, 2, add_services);
+    uv_thread_t thread;
+    fixture_start(&tcp, true, joined, add_services);
     assert_int_equal(uv_loop_init(&loop), 0);
-    assert_int_equal(rpc_loop_queue_new(&loop, 1, &queue, &err), TALLY_OK);
-    Tally__V1__JobRef ref = TALLY__V1__JOB_REF__INIT;
-    ref.id = 7;
-    assert_int_equal(rpc_unary(tcp.channel, queue, &tally__v1__jobs__descriptor, "Get", &ref.base, NULL, loop_done,
-                               &result, NULL, &err),
-                     TALLY_OK);
-    while (!atomic_load(&result.done))
-        uv_run(&loop, UV_RUN_ONCE); /* the call has a deadline */
-    assert_int_equal(result.end.code, TALLY_OK);
-    assert_int_equal(result.value, 8);
-    rpc_queue_free(queue);
-    uv_run(&loop, UV_RUN_DEFAULT);
+    if (joined) {
+        assert_int_equal(rpc_data_queue_new(&poller.data, &err), TALLY_OK);
+        atomic_store(&poller.over, false);
+        uv_thread_create(&thread, poll_data, NULL);
+    }
+    for (int i = 0; i < 50; i++) {
+        struct result result = {0};
+        assert_int_equal(joined ? rpc_loop_queue_join(&loop, poller.data, &queue, &err)
+                                : rpc_loop_queue_new(&loop, &queue, &err),
+                         TALLY_OK);
+        Tally__V1__JobRef ref = TALLY__V1__JOB_REF__INIT;
+        ref.id = 7;
+        assert_int_equal(rpc_unary(tcp.channel, queue, &tally__v1__jobs__descriptor, "Get", &ref.base, NULL, loop_done,
+                                   &result, NULL, &err),
+                         TALLY_OK);
+        while (!atomic_load(&result.done))
+            uv_run(&loop, UV_RUN_ONCE); /* the call has a deadline */
+        assert_int_equal(result.end.code, TALLY_OK);
+        assert_int_equal(result.value, 8);
+        rpc_queue_free(queue);
+        uv_run(&loop, UV_RUN_DEFAULT);
+    }
+    if (joined) {
+        atomic_store(&poller.over, true);
+        rpc_queue_wake(poller.data);
+        uv_thread_join(&thread);
+        rpc_queue_free(poller.data);
+    }
     assert_int_equal(uv_loop_close(&loop), 0);
     fixture_stop(&tcp);
+}
+
+static void test_loop_client(void **state)
+{
+    (void)state;
+    call_from_loop(false);
+}
+
+static void test_joined_client(void **state)
+{
+    (void)state;
+    call_from_loop(true);
 }
 
 static void test_statuses(void **state)
@@ -416,7 +456,7 @@ static void start_later(void *arg)
 {
     struct fixture *late = arg;
     usleep(300000);
-    fixture_start(late, false, 1, add_services);
+    fixture_start(late, false, false, add_services);
 }
 
 static void test_wait_for_ready(void **state)
@@ -424,7 +464,7 @@ static void test_wait_for_ready(void **state)
     (void)state;
     struct tally_error err = {0};
     struct fixture late, again;
-    fixture_start(&late, true, 1, add_services);
+    fixture_start(&late, true, false, add_services);
     char address[RPC_ADDRESS_MAX];
     memcpy(address, late.address, sizeof address);
     assert_int_equal(call_get(address, 5000, false, &err), TALLY_OK);
@@ -469,12 +509,19 @@ static void test_bad_addresses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_at_once),       cmocka_unit_test(test_wait),
-        cmocka_unit_test(test_loop_client),        cmocka_unit_test(test_statuses),
-        cmocka_unit_test(test_long_reason_is_cut), cmocka_unit_test(test_malformed_request),
-        cmocka_unit_test(test_unknown_methods),    cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_deadline),           cmocka_unit_test(test_cancel_from_another_thread),
-        cmocka_unit_test(test_nobody_there),       cmocka_unit_test(test_wait_for_ready),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_wait),
+        cmocka_unit_test(test_loop_client),
+        cmocka_unit_test(test_joined_client),
+        cmocka_unit_test(test_statuses),
+        cmocka_unit_test(test_long_reason_is_cut),
+        cmocka_unit_test(test_malformed_request),
+        cmocka_unit_test(test_unknown_methods),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_cancel_from_another_thread),
+        cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_wait_for_ready),
         cmocka_unit_test(test_bad_addresses),
     };
     return cmocka_run_group_tests_name("rpc calls", tests, setup, teardown);

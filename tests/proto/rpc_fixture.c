@@ -47,7 +47,7 @@ static void run_data(void *arg)
         rpc_queue_poll(f->data_queue, tally_now_ns() + 1000000000);
 }
 
-void fixture_start(struct fixture *f, bool tcp, unsigned loop_threads, void (*add)(struct fixture *f))
+void fixture_start(struct fixture *f, bool tcp, bool joined, void (*add)(struct fixture *f))
 {
     struct tally_error err = {0};
     char address[RPC_ADDRESS_MAX];
@@ -58,8 +58,10 @@ void fixture_start(struct fixture *f, bool tcp, unsigned loop_threads, void (*ad
     assert_int_equal(uv_loop_init(&f->loop), 0);
     assert_int_equal(uv_async_init(&f->loop, &f->stop_async, stop_asked), 0);
     f->stop_async.data = f;
-    must(rpc_loop_queue_new(&f->loop, loop_threads, &f->loop_queue, &err), &err);
     must(rpc_data_queue_new(&f->data_queue, &err), &err);
+    must(joined ? rpc_loop_queue_join(&f->loop, f->data_queue, &f->loop_queue, &err)
+                : rpc_loop_queue_new(&f->loop, &f->loop_queue, &err),
+         &err);
     must(rpc_data_queue_new(&f->client_queue, &err), &err);
     must(rpc_server_new(f->loop_queue, NULL, &f->server, &err), &err);
     if (add)
@@ -88,8 +90,8 @@ void fixture_stop(struct fixture *f)
     fixture_stop_server(f, 100);
     rpc_channel_free(f->channel);
     rpc_queue_free(f->client_queue);
-    rpc_queue_free(f->data_queue);
     rpc_queue_free(f->loop_queue);
+    rpc_queue_free(f->data_queue);
     uv_run(&f->loop, UV_RUN_DEFAULT);
     assert_int_equal(uv_loop_close(&f->loop), 0);
     assert_int_equal(rmdir(f->directory), 0); /* the socket is gone */

@@ -25,9 +25,9 @@ struct fixture {
     bool server_running;
 };
 
-/* tcp: 127.0.0.1, else a UNIX socket. loop_threads as rpc_loop_queue_new. Services come with add (may be NULL) before
- * the start. */
-void fixture_start(struct fixture *f, bool tcp, unsigned loop_threads, void (*add)(struct fixture *f));
+/* tcp: 127.0.0.1, else a UNIX socket. joined: the loop queue to the data queue. Services come with add (may be NULL)
+ * before the start. */
+void fixture_start(struct fixture *f, bool tcp, bool joined, void (*add)(struct fixture *f));
 /* Stops the server, waiting for its end. */
 void fixture_stop_server(struct fixture *f, int64_t drain_ms);
 void fixture_stop(struct fixture *f);

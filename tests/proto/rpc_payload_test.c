@@ -269,7 +269,7 @@ static void test_same_bytes_on_the_wire(void **state)
     atomic_bool ended = false;
     atomic_uint released = 0;
     unsigned sent = 0;
-    fixture_start(&f, false, 1, add_raw);
+    fixture_start(&f, false, false, add_raw);
     assert_int_equal(rpc_stream_open(f.channel, f.client_queue, &tally__v1__parameters__descriptor, "Exchange", &events,
                                      &ended, NULL, &stream, &err),
                      TALLY_OK);

@@ -75,7 +75,7 @@ static void serve_python(bool tcp)
     int from[2], status = -1;
     char line[64] = "";
     rpc_global_init();
-    fixture_start(&f, tcp, 1, add_services);
+    fixture_start(&f, tcp, false, add_services);
     assert_int_equal(pipe(from), 0);
     pid_t pid = fork();
     if (pid == 0) {

@@ -92,7 +92,7 @@ static void test_where_it_may_listen(void **state)
     assert_memory_equal(bound, "localhost:", 10);
     assert_true(strtoul(bound + 10, NULL, 10) > 0);
 
-    fixture_start(&f, true, 1, NULL); /* a port that is taken */
+    fixture_start(&f, true, false, NULL); /* a port that is taken */
     expect_refusal(f.address, TALLY_EEXIST, "listens there already");
     fixture_stop(&f);
 }
@@ -131,7 +131,7 @@ static void test_stale_and_living_sockets(void **state)
     assert_string_equal(bound, address);
     assert_int_not_equal(access(address + 5, F_OK), 0);
 
-    fixture_start(&f, false, 1, NULL);
+    fixture_start(&f, false, false, NULL);
     expect_refusal(f.address, TALLY_EEXIST, "listens there already");
     ProtobufCMessage *reply = NULL;
     Grpc__Health__V1__HealthCheckRequest request = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
@@ -258,7 +258,7 @@ static void test_health(void **state)
     struct fixture f;
     struct watcher all = {0}, jobs = {0}, other = {0};
     struct tally_error err = {0};
-    fixture_start(&f, false, 1, add_jobs);
+    fixture_start(&f, false, false, add_jobs);
     watch(&f, &all, "");
     watch(&f, &jobs, "tally.v1.Jobs");
     watch(&f, &other, "other");
@@ -337,7 +337,7 @@ static void test_posts(void **state)
 {
     (void)state;
     struct fixture f;
-    fixture_start(&f, false, 1, NULL);
+    fixture_start(&f, false, false, NULL);
     struct poster *posters = calloc(POSTERS, sizeof *posters);
     for (int on_loop = 0; on_loop < 2; on_loop++) {
         uv_thread_t threads[POSTERS];
@@ -385,17 +385,50 @@ static void test_wake_and_deadline(void **state)
     assert_true(tally_now_ns() - start < 10000000000);
 }
 
-static void test_queue_arguments(void **state)
+/* A queue is freed as soon as what was posted has run: the thread that posted it may still be about to wake the queue.
+ */
+#define HANDOVERS 4000
+
+static struct {
+    _Atomic(struct rpc_queue *) to;
+    struct rpc_task task;
+    atomic_bool run;
+} handover;
+
+static void run_handover(struct rpc_task *task)
+{
+    (void)task;
+    atomic_store(&handover.run, true);
+}
+
+static void post_handovers(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < HANDOVERS; i++) {
+        struct rpc_queue *to;
+        while (!(to = atomic_exchange(&handover.to, NULL)))
+            ;
+        rpc_queue_post(to, &handover.task);
+    }
+}
+
+static void test_free_behind_the_last_post(void **state)
 {
     (void)state;
-    struct tally_error err = {0};
-    struct rpc_queue *none = NULL;
-    uv_loop_t loop;
-    assert_int_equal(uv_loop_init(&loop), 0);
-    assert_int_equal(rpc_loop_queue_new(&loop, 9, &none, &err), TALLY_EINVAL);
-    assert_null(none);
+    uv_thread_t thread;
+    handover.task.run = run_handover;
+    uv_thread_create(&thread, post_handovers, NULL);
+    for (int i = 0; i < HANDOVERS; i++) {
+        struct rpc_queue *one = NULL;
+        assert_int_equal(rpc_data_queue_new(&one, NULL), TALLY_OK);
+        atomic_store(&handover.run, false);
+        atomic_store(&handover.to, one);
+        while (!atomic_load(&handover.run))
+            rpc_queue_poll(one, 0);
+        rpc_queue_free(one);
+    }
+    uv_thread_join(&thread);
     rpc_queue_free(NULL);
-    assert_int_equal(uv_loop_close(&loop), 0);
 }
 
 int main(void)
@@ -408,7 +441,7 @@ int main(void)
         cmocka_unit_test(test_health),
         cmocka_unit_test(test_posts),
         cmocka_unit_test(test_wake_and_deadline),
-        cmocka_unit_test(test_queue_arguments),
+        cmocka_unit_test(test_free_behind_the_last_post),
     };
     return cmocka_run_group_tests_name("rpc servers and queues", tests, setup, teardown);
 }

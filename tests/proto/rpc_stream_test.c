@@ -296,7 +296,7 @@ static void wait_released(unsigned count)
 
 /* ---- tests ---- */
 
-static void echo_over(bool tcp, bool on_loop, unsigned loop_threads)
+static void echo_over(bool tcp, bool on_loop, bool joined)
 {
     struct fixture f;
     struct client c = {.credits_back = 1, .check = true};
@@ -306,7 +306,7 @@ static void echo_over(bool tcp, bool on_loop, unsigned loop_threads)
     host_reset(DO_ECHO);
     atomic_store(&released, 0);
     serve_on_loop = on_loop;
-    fixture_start(&f, tcp, loop_threads, add_services);
+    fixture_start(&f, tcp, joined, add_services);
     client_open(&c, &f, &options);
     for (unsigned n = 0; n < count;) {
         tally_status status = send_pattern(c.stream, n, size_of(n));
@@ -333,31 +333,31 @@ static void echo_over(bool tcp, bool on_loop, unsigned loop_threads)
 static void test_echo_unix_data(void **state)
 {
     (void)state;
-    echo_over(false, false, 1);
+    echo_over(false, false, false);
 }
 
-static void test_echo_unix_passive_loop(void **state)
+static void test_echo_unix_joined(void **state)
 {
     (void)state;
-    echo_over(false, false, 0);
+    echo_over(false, false, true);
 }
 
 static void test_echo_tcp_data(void **state)
 {
     (void)state;
-    echo_over(true, false, 1);
+    echo_over(true, false, false);
 }
 
 static void test_echo_unix_loop(void **state)
 {
     (void)state;
-    echo_over(false, true, 3);
+    echo_over(false, true, false);
 }
 
-static void test_echo_tcp_loop(void **state)
+static void test_echo_tcp_loop_joined(void **state)
 {
     (void)state;
-    echo_over(true, true, 1);
+    echo_over(true, true, true);
 }
 
 static struct fixture fx; /* for the tests below: UNIX, data queue */
@@ -366,7 +366,7 @@ static int setup(void **state)
 {
     (void)state;
     serve_on_loop = false;
-    fixture_start(&fx, false, 1, add_services);
+    fixture_start(&fx, false, false, add_services);
     return 0;
 }
 
@@ -699,7 +699,7 @@ static int child_serve(void)
     struct fixture f;
     rpc_global_init();
     host_reset(DO_LISTEN);
-    fixture_start(&f, true, 1, add_services);
+    fixture_start(&f, true, false, add_services);
     printf("%s\n", f.address);
     fflush(stdout);
     rmdir(f.directory);
@@ -803,10 +803,10 @@ int main(int argc, char **argv)
     self[n] = '\0';
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_echo_unix_data),
-        cmocka_unit_test(test_echo_unix_passive_loop),
+        cmocka_unit_test(test_echo_unix_joined),
         cmocka_unit_test(test_echo_tcp_data),
         cmocka_unit_test(test_echo_unix_loop),
-        cmocka_unit_test(test_echo_tcp_loop),
+        cmocka_unit_test(test_echo_tcp_loop_joined),
         cmocka_unit_test_setup_teardown(test_no_credit_no_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_slow_reader, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refused_and_forgotten, setup, teardown),

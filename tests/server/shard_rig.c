@@ -94,14 +94,14 @@ void rig_open(struct rig *rig)
     *rig = (struct rig){0};
     tally_log_init("test", "", TALLY_LOG_WARN);
     assert_int_equal(uv_loop_init(&rig->loop), 0);
-    assert_int_equal(rpc_loop_queue_new(&rig->loop, 1, &rig->queue, NULL), TALLY_OK);
     uv_timer_init(&rig->loop, &rig->tick);
     uv_timer_start(&rig->tick, on_tick, 5, 5);
     snprintf(rig->directory, sizeof rig->directory, "/tmp/tally-shard-XXXXXX");
     assert_non_null(mkdtemp(rig->directory));
     snprintf(rig->address, sizeof rig->address, "unix:%s/s", rig->directory);
-    if (shard_open(&rig->loop, rig->queue, rig->address, &events, rig, &rig->shard, &err) != TALLY_OK)
+    if (shard_open(&rig->loop, rig->address, &events, rig, &rig->shard, &err) != TALLY_OK)
         fail_msg("%s", err.message);
+    rig->queue = shard_loop_queue(rig->shard);
     assert_int_equal(rpc_channel_new(rig->address, NULL, &rig->channel, NULL), TALLY_OK);
 }
 
@@ -117,7 +117,6 @@ void rig_close(struct rig *rig)
     rig_wait(rig, is_set, &rig->stopped, "the shard to stop");
     shard_free(rig->shard);
     uv_close((uv_handle_t *)&rig->tick, NULL);
-    rpc_queue_free(rig->queue);
     uv_run(&rig->loop, UV_RUN_DEFAULT);
     assert_int_equal(uv_loop_close(&rig->loop), 0);
     rmdir(rig->directory);

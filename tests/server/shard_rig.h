@@ -17,8 +17,8 @@ struct rig_stream;
 
 struct rig {
     uv_loop_t loop;
-    struct rpc_queue *queue;
-    uv_timer_t tick; /* so that waiting ends */
+    struct rpc_queue *queue; /* the shard's, of the loop */
+    uv_timer_t tick;         /* so that waiting ends */
     struct shard *shard;
     char directory[64], address[96];
     struct rpc_channel *channel;
