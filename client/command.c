@@ -79,12 +79,14 @@ static bool parse_count(const char *text, uint32_t max, uint32_t *ret_value)
 static int take_option(const struct command *command, const struct option_spec *o, const char *value,
                        struct arguments *a)
 {
+    uint32_t max;
     switch (o->letter) {
     case 'D':
     case 'M':
-        if (!parse_count(value, 1024, o->letter == 'D' ? &a->data : &a->shards)) {
-            fprintf(stderr, "tally %s: --%s: found `%s`, expected a whole number from 1 to 1024\n", command->name,
-                    o->name, value);
+        max = o->letter == 'D' ? 1024 : 256; /* as parallel.data and parallel.shards */
+        if (!parse_count(value, max, o->letter == 'D' ? &a->data : &a->shards)) {
+            fprintf(stderr, "tally %s: --%s: found `%s`, expected a whole number from 1 to %u\n", command->name,
+                    o->name, value, max);
             return EXIT_USAGE;
         }
         break;

@@ -84,6 +84,20 @@ static void remove_old(const struct run_output *o)
     }
 }
 
+/* The results of an earlier run may be what the job starts from: these are not removed. */
+static tally_status check_start(const struct run_output *o, const Tally__V1__JobSpec *spec, struct tally_error *err)
+{
+    const Tally__V1__Init *init = spec->model->init;
+    struct stat start, old;
+    if (!init || init->kind_case != TALLY__V1__INIT__KIND_SAFETENSORS || stat(init->safetensors->path, &start) != 0 ||
+        stat(o->weights, &old) != 0 || start.st_dev != old.st_dev || start.st_ino != old.st_ino)
+        return TALLY_OK;
+    return tally_fail(err, TALLY_EINVAL,
+                      "--out %s: the run would overwrite %s, from which the job starts (model.init), expected another "
+                      "folder",
+                      o->dir, o->weights);
+}
+
 tally_status run_output_open(const char *dir, const Tally__V1__JobSpec *spec, struct run_output **ret_output,
                              struct tally_error *err)
 {
@@ -107,6 +121,8 @@ tally_status run_output_open(const char *dir, const Tally__V1__JobSpec *spec, st
         if (!o->name || !o->logs || !o->weights || !metrics)
             status = tally_fail(err, TALLY_ENOMEM, "no memory");
     }
+    if (status == TALLY_OK)
+        status = check_start(o, spec, err);
     if (status == TALLY_OK) {
         remove_old(o);
         status = file_make_dirs(o->logs, 0777, err);

@@ -42,7 +42,7 @@ class Cli(Case):
 
     def test_usage(self):
         for arguments, word in (([], "usage"), (["rum"], "run"), (["run"], "JOB"), (["run", "a", "b"], "`b`"), (["run", "a", "--nope"], "--nope"),
-                                (["run", "a", "--data", "0"], "--data"), (["run", "a", "--data"], "--data"), (["plan", "a", "-o", "xml"], "xml")):
+                                (["run", "a", "--data", "0"], "--data"), (["run", "a", "--shards", "257"], "1 to 256"), (["run", "a", "--data"], "--data"), (["plan", "a", "-o", "xml"], "xml")):
             done = tally(*arguments)
             self.assertEqual(done.returncode, 2, arguments)
             self.assertIn(word, done.stderr)
@@ -173,6 +173,13 @@ class Cli(Case):
         job["train"]["optimizer"]["sgd"] = {"lr": 0}
         save_safetensors(self.path("start.safetensors"), weights)
         self.assertEqual(self.run_job(job, "--data", 2, "--shards", 2, out="kept").sha256, first.sha256)
+        # Results that a job starts from are not overwritten by its own.
+        job["model"]["init"] = {"safetensors": {"path": "first/model.safetensors"}}
+        done = tally("run", self.write_job(job), "--out", self.path("first"))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("model.init", done.stderr)
+        self.assertTrue(os.path.exists(self.path("first", "summary.json")))
+        job["model"]["init"] = {"safetensors": {"path": "start.safetensors"}}
         for name, change in (("a missing tensor", lambda w: w.pop("2.bias")), ("an extra tensor", lambda w: w.update(extra=weights["0.bias"])),
                              ("another shape", lambda w: w.update({"0.weight": weights["0.weight"].T}))):
             with self.subTest(name):
