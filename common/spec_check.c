@@ -44,13 +44,16 @@ static tally_status check_number(const struct checked *c, int index, const void 
     return refuse(c, index, found, err);
 }
 
-static bool is_name(const char *text, const char *marks)
+/* dots: between parts, none of them empty, as PyTorch names modules inside modules. */
+static bool is_name(const char *text, bool dots)
 {
     size_t n = 0;
     for (; text[n]; n++) {
+        if (dots && text[n] == '.' && n > 0 && text[n - 1] != '.' && text[n + 1])
+            continue;
         bool letter = (text[n] >= 'a' && text[n] <= 'z') || (text[n] >= 'A' && text[n] <= 'Z') ||
                       (text[n] >= '0' && text[n] <= '9');
-        if (!letter && !strchr(marks, text[n]))
+        if (!letter && text[n] != '-' && text[n] != '_')
             return false;
     }
     return n > 0;
@@ -63,8 +66,7 @@ static tally_status check_string(const struct checked *c, int index, const char 
     if (utf8_bad_byte(text, bytes) != bytes)
         return refuse(c, index, "found a string that is not UTF-8", err);
     bool name = strcmp(pattern, "name") == 0 || strcmp(pattern, "layer") == 0;
-    bool right =
-        name ? is_name(text, strcmp(pattern, "name") == 0 ? "-_" : "-_.") : strcmp(pattern, "path") != 0 || bytes > 0;
+    bool right = name ? is_name(text, strcmp(pattern, "layer") == 0) : strcmp(pattern, "path") != 0 || bytes > 0;
     if (name && right && bytes > TALLY_NAME_MAX)
         return spec_error(c->f, err, c->msg, c->field->name, index, "has %zu characters, expected at most %d", bytes,
                           TALLY_NAME_MAX);

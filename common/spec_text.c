@@ -97,7 +97,7 @@ static void expect_string(struct spec_words *w, const Tally__V1__FieldRule *rule
     if (strcmp(pattern, "name") == 0)
         spec_say(w, "a name of letters, digits, '-' and '_'");
     else if (strcmp(pattern, "layer") == 0)
-        spec_say(w, "a name of letters, digits, '-', '_' and '.'");
+        spec_say(w, "a name of letters, digits, '-' and '_', or several with '.' between");
     else if (strcmp(pattern, "path") == 0)
         spec_say(w, "a path");
     else

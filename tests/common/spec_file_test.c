@@ -187,6 +187,17 @@ static const struct bad bad[] = {
      "f:1:7: seed: found '18446744073709551616', expected an integer from 0 to 4294967295"},
     {JOB, "seed: 1\n", "f:1:1: model: is missing, expected a mapping"},
     {JOB, "name: a.b\n", "f:1:7: name: found 'a.b', expected a name of letters, digits, '-' and '_'"},
+    {JOB, "model: {layers: [{name: a.b.}], loss: {}}\n",
+     "f:1:25: model.layers[0].name: found 'a.b.', expected a name of letters, digits, '-' and '_', or several with '.' "
+     "between"},
+    {JOB, "model: {layers: [{name: .}], loss: {}}\n",
+     "f:1:25: model.layers[0].name: found '.', expected a name of letters, digits, '-' and '_', or several with '.' "
+     "between"},
+    {JOB, "model: {layers: [{name: a..b}], loss: {}}\n",
+     "f:1:25: model.layers[0].name: found 'a..b', expected a name of letters, digits, '-' and '_', or several with '.' "
+     "between"},
+    {JOB, "model: {layers: [{from: []}], loss: {}}\n",
+     "f:1:25: model.layers[0].from: has 0 elements, expected at least 1"},
     {JOB, "name: ''\n", "f:1:7: name: found an empty string, expected a name of letters, digits, '-' and '_'"},
     {PATH, "path: ''\n", "f:1:7: path: found an empty string, expected a path"},
     {SGD, "lr: -0.5\n", "f:1:5: lr: found -0.5, expected a number of at least 0"},
