@@ -107,16 +107,19 @@ static void last_words(const struct child *child, char *text, size_t size)
     snprintf(text, size, "%s", line);
 }
 
+/* "worker w1"; returns its length. size: 64 at least. */
+static size_t name_text(const struct child *child, char *text, size_t size)
+{
+    bool alone = strcmp(child->role, child->name) == 0;
+    snprintf(text, size, "%s %s", alone ? "the" : child->role, child->name);
+    return strlen(text);
+}
+
 static void child_text(const struct child *child, int64_t status, int signal_number, char *text, size_t size)
 {
     char words[512];
     last_words(child, words, sizeof words);
-    int n;
-    if (strcmp(child->role, child->name) == 0)
-        n = snprintf(text, size, "the %s", child->role);
-    else
-        n = snprintf(text, size, "%s %s", child->role, child->name);
-    size_t used = (size_t)n;
+    size_t used = name_text(child, text, size);
     if (signal_number != 0)
         snprintf(text + used, size - used, " was killed by signal %d (%s)", signal_number, strsignal(signal_number));
     else
@@ -245,9 +248,11 @@ static tally_status make_dir(struct local_cluster *cluster, struct tally_error *
         base = "/tmp";
     snprintf(cluster->dir, sizeof cluster->dir, "%s/tally-XXXXXX", base);
     if (!mkdtemp(cluster->dir)) {
-        tally_status status = tally_fail_errno(err, "a folder for the cluster's sockets, %s", cluster->dir);
+        tally_fail_errno(err, "a folder for the cluster's sockets, %s", cluster->dir);
+        if (err)
+            err->code = TALLY_EIO; /* also where TMPDIR is not there: no job was looked for */
         cluster->dir[0] = '\0';
-        return status;
+        return TALLY_EIO;
     }
     snprintf(cluster->address, sizeof cluster->address, "unix:%s/coordinator.sock", cluster->dir);
     _Static_assert(sizeof cluster->dir + sizeof "/coordinator.sock" < TALLY_UNIX_PATH_MAX, "a socket's path must fit");
@@ -301,6 +306,38 @@ const char *local_cluster_address(const struct local_cluster *cluster)
 const char *local_cluster_first_exit(const struct local_cluster *cluster)
 {
     return cluster->first_exit[0] ? cluster->first_exit : NULL;
+}
+
+/* The letter of /proc/PID/stat, behind the name, which is in parentheses and may hold some; 0: unknown. */
+static char process_state(int pid)
+{
+    char path[32];
+    char text[256];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return 0;
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    const char *end = strrchr(text, ')');
+    return end && end[1] == ' ' ? end[2] : 0;
+}
+
+bool local_cluster_suspect(const struct local_cluster *cluster, char *text, size_t size)
+{
+    for (size_t i = 0; i < cluster->count; i++) {
+        const struct child *child = &cluster->children[i];
+        char socket_path[sizeof cluster->dir + 48];
+        snprintf(socket_path, sizeof socket_path, "%s/%s.sock", cluster->dir, child->name);
+        bool stopped = process_state(child->process.pid) == 'T';
+        if (!child->running || (!stopped && access(socket_path, F_OK) == 0))
+            continue;
+        size_t used = name_text(child, text, size);
+        snprintf(text + used, size - used, stopped ? " was stopped by a signal" : " does not listen");
+        return true;
+    }
+    return false;
 }
 
 /* ---- stopping ---- */

@@ -35,6 +35,10 @@ const char *local_cluster_address(const struct local_cluster *cluster);
 /* How a process ended unasked, the first one; NULL: all run. */
 const char *local_cluster_first_exit(const struct local_cluster *cluster);
 
+/* When processes are waited for: what can be seen of one that is not there yet, "worker w1 was stopped by a signal".
+ * false: nothing. */
+bool local_cluster_suspect(const struct local_cluster *cluster, char *text, size_t size);
+
 /* Kills every process, as when somebody does not want to wait for local_cluster_stop. Accepts NULL. */
 void local_cluster_kill(struct local_cluster *cluster);
 

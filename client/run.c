@@ -18,6 +18,7 @@
 #include "client/result_file.h"
 #include "client/run_output.h"
 #include "common/clock.h"
+#include "common/daemon.h"
 #include "common/limits.h"
 #include "model/spec.h"
 #include "proto/jobs.pb-c.h"
@@ -37,6 +38,8 @@
 #define UNREACHABLE_GRACE_NS (INT64_C(1) * 1000000000)
 /* From the stop to STOPPED: the weights are collected and written. */
 #define STOP_TIMEOUT_NS (INT64_C(120) * 1000000000)
+/* Processes of this machine join within a second or two; on a slow one, and where they are many, it takes longer. */
+#define JOIN_TIMEOUT_NS(processes) (INT64_C(30000000000) + (int64_t)(processes)*INT64_C(250000000))
 #define CLUSTER_GRACE_MS 5000
 #define WATCH_CREDITS 64
 
@@ -64,6 +67,7 @@ struct run {
     bool interrupted;
     int64_t stop_deadline_ns; /* 0: no stop asked for */
     int64_t exit_deadline_ns; /* 0: no process ended */
+    int64_t join_deadline_ns; /* by then the job must not wait for its gang any more */
     bool over;                /* the loop is to end: state, reason and failure are what is known */
     Tally__V1__JobState state;
     char reason[TALLY_ERROR_MESSAGE_MAX];
@@ -350,6 +354,16 @@ static void ask_alive(struct run *run, int64_t now)
         end_error(run, &err);
 }
 
+static void end_not_joined(struct run *run)
+{
+    char text[TALLY_ERROR_MESSAGE_MAX];
+    char suspect[128] = "";
+    bool found = local_cluster_suspect(run->cluster, suspect, sizeof suspect);
+    snprintf(text, sizeof text, "the processes did not join in time: %.500s%s%s", run->reason, found ? "; " : "",
+             suspect);
+    end_failed(run, text);
+}
+
 static void on_tick(uv_timer_t *timer)
 {
     struct run *run = timer->data;
@@ -364,6 +378,8 @@ static void on_tick(uv_timer_t *timer)
         settle_unreachable(run, now);
     else if (run->exit_deadline_ns && now > run->exit_deadline_ns && !is_terminal(run->state))
         end_failed(run, local_cluster_first_exit(run->cluster));
+    else if (run->state == TALLY__V1__JOB_STATE__QUEUED && now > run->join_deadline_ns)
+        end_not_joined(run);
     else if (run->stop_deadline_ns && now > run->stop_deadline_ns)
         end_failed(run, "waited 120 s for the coordinator to stop the job");
     else
@@ -424,6 +440,7 @@ static tally_status open_session(struct run *run, struct tally_error *err)
         .log_dir = run_output_logs(run->output),
         .cancel = &run->over,
     };
+    run->join_deadline_ns = tally_now_ns() + JOIN_TIMEOUT_NS(1 + options.workers + options.shards);
     tally_status status = local_cluster_start(run->loop, &options, on_process_exit, run, &run->cluster, err);
     if (status != TALLY_OK)
         return status;
@@ -478,8 +495,10 @@ static int run_job(const struct arguments *arguments, const struct job_file *job
     uv_loop_t loop;
     struct tally_error err = {0};
     struct run run = {.loop = &loop, .job = job, .state = TALLY__V1__JOB_STATE__QUEUED};
-    if (run_output_open(arguments->out, job_file_spec(job), &run.output, &err) != TALLY_OK)
-        return report_error(&err);
+    if (run_output_open(arguments->out, job_file_spec(job), &run.output, &err) != TALLY_OK) {
+        int refused = report_error(&err);
+        return refused == EXIT_NOT_FOUND ? EXIT_INTERNAL : refused; /* no job was looked for */
+    }
     uv_loop_init(&loop);
     uv_timer_init(&loop, &run.tick);
     run.tick.data = &run;
@@ -500,12 +519,13 @@ static int run_job(const struct arguments *arguments, const struct job_file *job
     } else if (!run.over) { /* else it was interrupted */
         end_error(&run, &err);
     }
-    bool rpc = run.queue != NULL;
     close_session(&run);
-    if (rpc)
-        rpc_global_shutdown();
     int code = finish(&run, arguments->format);
     close_signals(&run);
+    if (run.queue) {
+        daemon_end_within(5, code);
+        rpc_global_shutdown();
+    }
     if (run.last_job)
         tally__v1__job__free_unpacked(run.last_job, NULL);
     run_output_close(run.output);

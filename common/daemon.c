@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/file.h"
@@ -120,6 +121,32 @@ void daemon_ignore_signals(void)
     signal(SIGINT, SIG_IGN);
 }
 
+static int end_code;
+
+static void on_alarm(int number)
+{
+    (void)number;
+    _exit(end_code);
+}
+
+void daemon_end_within(unsigned seconds, int exit_code)
+{
+    end_code = exit_code;
+    signal(SIGALRM, on_alarm);
+    alarm(seconds);
+}
+
+/* The usual 1024 are a limit for programs that use select, which nothing here does; a coordinator holds a connection a
+ * node and client. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit); /* where it is refused the old one stays */
+    }
+}
+
 int daemon_parse(const char *program, const char *purpose, int argc, char **argv, struct daemon_option *options,
                  size_t count, enum tally_log_level *ret_level)
 {
@@ -135,6 +162,7 @@ int daemon_parse(const char *program, const char *purpose, int argc, char **argv
     for (size_t i = 0; i < count; i++)
         if (options[i].required && !options[i].value)
             return usage(program, "missing option --", options[i].name);
+    raise_descriptor_limit();
     mask_signals(SIG_BLOCK);
     return parent ? die_with_parent(program, parent) : DAEMON_GO_ON;
 }

@@ -19,11 +19,11 @@ struct daemon_option {
 #define DAEMON_GO_ON (-1)
 
 /*
- * Guards the standard descriptors (file_guard_standard). argv[0] is not looked at; program ("tally-server shard") and
- * purpose (a line) are for the help. Returns DAEMON_GO_ON, or the process's exit code: 0 after --help and --version, 2
- * after one sentence on stderr about what is wrong. With --die-with-parent[=PID] the process is sent SIGTERM when its
- * parent ends; 1 where that has happened already, which only PID can tell in a container, whose first process has
- * number 1.
+ * Guards the standard descriptors (file_guard_standard) and lets as many be opened as the user may. argv[0] is not
+ * looked at; program ("tally-server shard") and purpose (a line) are for the help. Returns DAEMON_GO_ON, or the
+ * process's exit code: 0 after --help and --version, 2 after one sentence on stderr about what is wrong. With
+ * --die-with-parent[=PID] the process is sent SIGTERM when its parent ends; 1 where that has happened already, which
+ * only PID can tell in a container, whose first process has number 1.
  */
 int daemon_parse(const char *program, const char *purpose, int argc, char **argv, struct daemon_option *options,
                  size_t count, enum tally_log_level *ret_level);
@@ -31,6 +31,11 @@ int daemon_parse(const char *program, const char *purpose, int argc, char **argv
 /* Lets in SIGTERM and SIGINT, which daemon_parse holds back so that none ends the process before it can end cleanly.
  * For the thread that handles them, once it does: the threads that were started before it never see them. */
 void daemon_take_signals(void);
+/*
+ * The end of the process, with exit_code, is at most so many seconds away, whatever hangs: gRPC's shutdown waits for
+ * ever where there was no memory for one of its threads.
+ */
+void daemon_end_within(unsigned seconds, int exit_code);
 /* Ignores them from now on: as soon as the handlers have been given up, so that a second one does not spoil a clean
  * end. */
 void daemon_ignore_signals(void);

@@ -140,7 +140,8 @@ int coordinator_main(int argc, char **argv)
     const struct coordinator_options coordinator = {
         .listen = options[LISTEN].value, .directory = options[STATE].value, .lease_ms = lease_ms};
     code = run(&coordinator);
-    rpc_global_shutdown();
     remove_private(options[PRIVATE].value, options[STATE].value);
+    daemon_end_within(STOP_MS / 1000, code);
+    rpc_global_shutdown();
     return code;
 }

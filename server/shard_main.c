@@ -203,6 +203,7 @@ int shard_main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     rpc_global_init();
     code = run(options, join_timeout_ms);
+    daemon_end_within(STOP_MS / 1000, code);
     rpc_global_shutdown();
     return code;
 }

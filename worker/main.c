@@ -109,6 +109,7 @@ int main(int argc, char **argv)
                                       .backend = options[BACKEND].value,
                                       .join_timeout_ms = join_timeout_ms};
     code = run(&control);
+    daemon_end_within(STOP_MS / 1000, code);
     rpc_global_shutdown();
     return code;
 }

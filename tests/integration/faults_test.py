@@ -1,6 +1,7 @@
 """Signals, kills and closed descriptors at any moment: the run ends soon, says who it was, and leaves no process and no folder."""
 import os
 import random
+import resource
 import shutil
 import signal
 import sqlite3
@@ -75,7 +76,7 @@ class Faults(Case):
 
     def test_interrupted_at_any_moment(self):
         dice = random.Random(5)
-        for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] * 8:
+        for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] * 4:
             wait = dice.uniform(0.05, 0.7)
             with self.subTest(signal=number, seconds=wait):
                 run = self.start(self.job(epochs=20), "--data", 2, "--shards", 2)
@@ -91,7 +92,7 @@ class Faults(Case):
 
     def test_client_killed_at_any_moment(self):
         dice = random.Random(6)
-        for _ in range(16):
+        for _ in range(8):
             wait = dice.uniform(0.1, 0.5)
             with self.subTest(seconds=wait):
                 run = self.start(self.job(epochs=20), "--data", 2)
@@ -102,7 +103,7 @@ class Faults(Case):
 
     def test_node_killed_at_any_moment(self):
         dice = random.Random(7)
-        for _ in range(16):
+        for _ in range(10):
             wait, name = dice.uniform(0.05, 0.5), dice.choice(["coordinator", "s0", "s1", "w0", "w1"])
             with self.subTest(name=name, seconds=wait):
                 run = self.start(self.job(epochs=20), "--data", 2, "--shards", 2)
@@ -137,6 +138,46 @@ class Faults(Case):
                 errors = self.finish(run)
                 self.assertEqual(run.returncode, 3, errors)
                 self.last_line(errors, name, "no heartbeat")
+
+    def test_worker_that_never_joins(self):
+        run = self.start(self.job(), "--data", 2)
+        os.kill(wait_for(lambda: children(run.pid).get("w0"), 20, "w0 to be started"), signal.SIGSTOP)
+        errors = self.finish(run, 90)
+        self.assertEqual(run.returncode, 3, errors)
+        self.last_line(errors, "worker w0")
+
+    def test_little_room(self):
+        """A small file system for the cluster's folder, then for the results: it fills while steps run."""
+        os.mkdir(self.path("small"))
+        for variable, out in ((self.path("small"), "out"), (self.path("tmp"), "small/out")):
+            with self.subTest(out=out):
+                done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", self.path("small")], capture_output=True)
+                if done.returncode != 0:
+                    self.skipTest("this user may not mount a small file system")
+                try:
+                    path = self.write_job(self.job())
+                    done = subprocess.run([TALLY, "run", path, "--out", self.path(out)], capture_output=True, text=True, timeout=60, env=dict(self.env, TMPDIR=variable))
+                    left = [name for name in os.listdir(self.path("small")) if name.startswith("tally-")]
+                finally:
+                    subprocess.run(["umount", self.path("small")], check=True)
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.last_line(done.stderr, self.path("small"), "o space left")
+                self.assertEqual(left, [])
+
+    def test_no_folder_for_sockets(self):
+        done = subprocess.run([TALLY, "run", self.write_job(self.job()), "--out", self.path("out")], capture_output=True, text=True, timeout=60, env=dict(self.env, TMPDIR=self.path("none")))
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.last_line(done.stderr, self.path("none"), "No such file")
+
+    def test_little_memory(self):
+        """At every limit of memory it ends, with a reason."""
+        for megabytes in (30, 60, 100, 140, 4000):
+            with self.subTest(megabytes):
+                run = self.start(self.job(epochs=1), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20)))
+                errors = self.finish(run, 90)
+                self.assertIn(run.returncode, (0,) if megabytes == 4000 else (0, 3), errors)
+                if run.returncode:
+                    self.last_line(errors)
 
     def test_closed_descriptors(self):
         """What is opened next takes the number of a closed descriptor: nothing may be printed into it."""
