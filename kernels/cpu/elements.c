@@ -96,56 +96,28 @@ static tally_status cross_entropy_prepare(struct kernel_op *op, struct tally_err
     return TALLY_OK;
 }
 
-/* Whether the target is a class. One that is neither a class nor ignored poisons the row: it must not be read, nor pass
- * unseen. */
-static bool is_class(const struct kernel_op_desc *d, int64_t target)
+static struct loss_rows loss_rows(const struct kernel_op_desc *d, const struct kernel_args *args)
 {
-    return target >= 0 && (uint64_t)target < d->cross_entropy.classes;
+    return (struct loss_rows){.x = args->x[0],
+                              .count = d->rows,
+                              .stride = d->x_stride,
+                              .classes = d->cross_entropy.classes,
+                              .targets = args->targets,
+                              .ignore_index = d->cross_entropy.ignore_index,
+                              .smoothing = d->cross_entropy.label_smoothing};
 }
 
 static void cross_entropy_forward(const struct kernel_op *op, const struct kernel_args *args)
 {
-    const struct kernel_op_desc *d = &op->desc;
-    const int64_t *targets = args->targets;
-    struct kernel_loss loss = {0};
-    for (size_t r = 0; r < d->rows; r++) {
-        float ignored[2], *saved = args->saved ? (float *)args->saved + 2 * r : ignored;
-        saved[0] = saved[1] = NAN;
-        if (targets[r] == d->cross_entropy.ignore_index)
-            continue;
-        loss.weight += 1;
-        if (!is_class(d, targets[r])) {
-            loss.loss_sum = (double)NAN;
-            continue;
-        }
-        const struct loss_row row = {args->x[0] + r * d->x_stride, d->cross_entropy.classes, (size_t)targets[r],
-                                     d->cross_entropy.label_smoothing};
-        bool correct;
-        loss.loss_sum += op->level->loss->cross_entropy(&row, saved, &correct);
-        loss.correct += correct;
-    }
-    *args->loss = loss;
+    const struct loss_rows rows = loss_rows(&op->desc, args);
+    op->level->loss->cross_entropy(&rows, args->saved, args->loss);
 }
 
 static void cross_entropy_backward(const struct kernel_op *op, const struct kernel_args *args)
 {
-    const struct kernel_op_desc *d = &op->desc;
-    const int64_t *targets = args->targets;
-    if (!args->dx[0])
-        return;
-    for (size_t r = 0; r < d->rows; r++) {
-        float *dx = args->dx[0] + r * d->x_stride;
-        if (targets[r] == d->cross_entropy.ignore_index) {
-            if (!args->dx_accumulate[0])
-                memset(dx, 0, d->cross_entropy.classes * sizeof(float));
-            continue;
-        }
-        /* A poisoned row has NaN as its saved values, so any class will do. */
-        const struct loss_row row = {args->x[0] + r * d->x_stride, d->cross_entropy.classes,
-                                     is_class(d, targets[r]) ? (size_t)targets[r] : 0,
-                                     d->cross_entropy.label_smoothing};
-        op->level->loss->cross_entropy_backward(&row, (const float *)args->saved + 2 * r, dx, args->dx_accumulate[0]);
-    }
+    const struct loss_rows rows = loss_rows(&op->desc, args);
+    if (args->dx[0])
+        op->level->loss->cross_entropy_backward(&rows, args->saved, args->dx[0], args->dx_accumulate[0]);
 }
 
 static tally_status mse_prepare(struct kernel_op *op, struct tally_error *err)

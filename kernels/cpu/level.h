@@ -27,18 +27,19 @@ struct pointwise_level {
     float (*total)(size_t n, const float *x); /* in 16 interleaved sums */
 };
 
-struct loss_row {
+struct loss_rows {
     const float *x;
+    size_t count, stride; /* rows; floats from one to the next, of dx too */
     size_t classes;
-    size_t target; /* < classes */
+    const int64_t *targets; /* [count] */
+    int64_t ignore_index;
     float smoothing;
 };
 
 struct loss_level {
-    /* The loss of one row. ret[0]: the largest x, ret[1]: 1 / sum of exp(x - largest), for the gradient. *ret_correct:
-     * the first largest is the target. */
-    double (*cross_entropy)(const struct loss_row *row, float ret[2], bool *ret_correct);
-    void (*cross_entropy_backward)(const struct loss_row *row, const float saved[2], float *dx, bool accumulate);
+    /* saved (may be NULL): 2 * count floats for backward. */
+    void (*cross_entropy)(const struct loss_rows *rows, float *saved, struct kernel_loss *ret_loss);
+    void (*cross_entropy_backward)(const struct loss_rows *rows, const float *saved, float *dx, bool accumulate);
     double (*squared_error)(size_t n, const float *x, const float *target);
     void (*squared_error_backward)(size_t n, const float *x, const float *target, float *dx, bool accumulate);
 };

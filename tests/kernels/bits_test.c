@@ -42,6 +42,7 @@ static size_t descriptions(struct kernel_op_desc *d)
     d[n++] = (struct kernel_op_desc){.kind = KERNEL_LINEAR, .rows = 5, .linear = {17, 33}};
     d[n++] = (struct kernel_op_desc){.kind = KERNEL_ELEMENTWISE, .rows = 3, .elementwise = {KERNEL_TANH, 77}};
     d[n++] = (struct kernel_op_desc){.kind = KERNEL_CROSS_ENTROPY, .rows = 9, .cross_entropy = {37, -100, 0.1f}};
+    d[n++] = (struct kernel_op_desc){.kind = KERNEL_CROSS_ENTROPY, .rows = 37, .cross_entropy = {9, -100, 0.1f}};
     d[n++] = (struct kernel_op_desc){.kind = KERNEL_MSE, .rows = 9, .mse = {37}};
     for (size_t i = 0; i < 6; i++) {
         struct kernel_op_desc c = {.kind = KERNEL_CONV2D, .rows = 5, .bias = true, .relu = i % 2};
@@ -123,10 +124,17 @@ static void a_row_does_not_see_the_others(void **state)
         }
 }
 
-/* Element-wise operations, sums and SGD have the same bits at every instruction set. */
+/* Element-wise operations, losses, sums and SGD have the same bits at every instruction set. */
 static void levels_agree_on_elements(void **state)
 {
     (void)state;
+    for (size_t classes = 2; classes < 40; classes += 9) {
+        const struct kernel_op_desc d = {
+            .kind = KERNEL_CROSS_ENTROPY, .rows = 37, .cross_entropy = {classes, -100, 0.1f}};
+        const uint64_t first = run("generic", &d, 0, 0, 1);
+        for (const char *const *level = rig_levels(); *level; level++)
+            assert_true(run(*level, &d, 0, 0, 1) == first);
+    }
     for (int f = KERNEL_RELU; f <= KERNEL_GELU_TANH; f++) {
         const struct kernel_op_desc d = {
             .kind = KERNEL_ELEMENTWISE, .rows = 3, .elementwise = {(enum kernel_function)f, 1001}};
