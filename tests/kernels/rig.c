@@ -8,6 +8,13 @@
 
 #include <cmocka.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
+#endif
+
 #define MARGIN 32 /* floats before and behind every buffer */
 static const float MARGIN_VALUE = 12345.0f;
 /* What a gradient holds already where it is accumulated to. */
@@ -31,6 +38,19 @@ float rig_uniform(uint64_t *state)
     return (float)(rig_random(state) >> 40) * 0x1p-23f - 1.0f;
 }
 
+/* Reading a margin is found by the address sanitizer. */
+static void guard(const float *p, size_t n)
+{
+    ASAN_POISON_MEMORY_REGION(p - MARGIN, MARGIN * sizeof *p);
+    ASAN_POISON_MEMORY_REGION(p + n, MARGIN * sizeof *p);
+}
+
+static void unguard(const float *p, size_t n)
+{
+    ASAN_UNPOISON_MEMORY_REGION(p - MARGIN, MARGIN * sizeof *p);
+    ASAN_UNPOISON_MEMORY_REGION(p + n, MARGIN * sizeof *p);
+}
+
 static float *buffer(size_t n, size_t misalign)
 {
     const size_t bytes = ((n + misalign + 2 * MARGIN) * sizeof(float) + 63) / 64 * 64 + 64;
@@ -42,6 +62,7 @@ static float *buffer(size_t n, size_t misalign)
         p[i - MARGIN] = MARGIN_VALUE;
         p[n + i] = MARGIN_VALUE;
     }
+    guard(p, n);
     return p;
 }
 
@@ -53,10 +74,14 @@ static void release(const float *p, size_t misalign)
 
 static void check_margin(const float *p, size_t n)
 {
-    for (size_t i = 0; p && i < MARGIN; i++) {
+    if (!p)
+        return;
+    unguard(p, n);
+    for (size_t i = 0; i < MARGIN; i++) {
         assert_true(p[(ptrdiff_t)i - MARGIN] == MARGIN_VALUE);
         assert_true(p[n + i] == MARGIN_VALUE);
     }
+    guard(p, n);
 }
 
 static double *doubles(size_t n)

@@ -20,8 +20,8 @@
 #include "tests/worker/solo.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define RANDOM_JOBS 8 /* many times slower */
-#define LARGE_JOBS 1
+#define RANDOM_JOBS 12 /* many times slower */
+#define LARGE_JOBS 2
 #else
 #define RANDOM_JOBS 40
 #define LARGE_JOBS 4
