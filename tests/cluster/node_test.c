@@ -385,22 +385,9 @@ static void test_refuses_a_wrong_address(void **state)
     teardown(o);
 }
 
-static int global_setup(void **state)
-{
-    (void)state;
-    rpc_global_init();
-    return 0;
-}
-
-static int global_teardown(void **state)
-{
-    (void)state;
-    rpc_global_shutdown();
-    return 0;
-}
-
 int main(void)
 {
+    rpc_global_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_registers_and_beats),
         cmocka_unit_test(test_hands_orders_over),
@@ -416,5 +403,7 @@ int main(void)
         cmocka_unit_test(test_closes_while_nobody_answers),
         cmocka_unit_test(test_refuses_a_wrong_address),
     };
-    return cmocka_run_group_tests(tests, global_setup, global_teardown);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rpc_global_shutdown();
+    return failed;
 }

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "tests/common/rng_reference.h"
+#include "tests/support/fnv.h"
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -24,15 +25,6 @@ static float float_of(uint32_t u)
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
-}
-
-static uint64_t fnv(const void *data, size_t bytes)
-{
-    const unsigned char *p = data;
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < bytes; i++)
-        h = (h ^ p[i]) * UINT64_C(0x100000001b3);
-    return h;
 }
 
 static void check_words(uint64_t seed, const uint32_t *expected, size_t n)

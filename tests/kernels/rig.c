@@ -8,6 +8,9 @@
 
 #include <cmocka.h>
 
+#include "tests/support/fnv.h"
+#include "tests/support/splitmix.h"
+
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #else
@@ -22,10 +25,7 @@ static const float ALREADY = 0.5f;
 
 uint64_t rig_random(uint64_t *state)
 {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
+    return splitmix(state);
 }
 
 size_t rig_between(uint64_t *state, size_t low, size_t high)
@@ -327,27 +327,19 @@ void rig_check_margins(struct rig *rig)
     check_margin(rig->args.workspace, (rig->kernels->workspace_bytes(rig->op) + 3) / 4);
 }
 
-static uint64_t digest(uint64_t h, const void *data, size_t bytes)
-{
-    const unsigned char *p = data;
-    for (size_t i = 0; i < bytes; i++)
-        h = (h ^ p[i]) * 0x100000001b3u; /* FNV-1a */
-    return h;
-}
-
 uint64_t rig_digest(const struct rig *rig)
 {
     const struct kernel_op_desc *d = &rig->desc;
-    uint64_t h = 0xcbf29ce484222325u;
+    uint64_t h = FNV_START;
     for (size_t r = 0; r < d->rows; r++) {
-        h = digest(h, rig->args.y + r * d->y_stride, rig->y_elements * sizeof(float));
+        h = fnv_on(h, rig->args.y + r * d->y_stride, rig->y_elements * sizeof(float));
         for (size_t i = 0; i < KERNEL_INPUTS_MAX; i++)
             if (rig->args.dx[i])
-                h = digest(h, rig->args.dx[i] + r * d->x_stride, rig->x_elements * sizeof(float));
+                h = fnv_on(h, rig->args.dx[i] + r * d->x_stride, rig->x_elements * sizeof(float));
     }
-    h = digest(h, rig->args.dweight, rig->weight_elements * sizeof(float));
-    h = digest(h, rig->args.dbias, rig->bias_elements * sizeof(float));
-    return digest(h, &rig->loss, sizeof rig->loss);
+    h = fnv_on(h, rig->args.dweight, rig->weight_elements * sizeof(float));
+    h = fnv_on(h, rig->args.dbias, rig->bias_elements * sizeof(float));
+    return fnv_on(h, &rig->loss, sizeof rig->loss);
 }
 
 const char *const *rig_levels(void)

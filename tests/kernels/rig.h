@@ -20,7 +20,7 @@ struct rig {
     float *dy_kept; /* args.dy as it was made: a call may overwrite it */
 };
 
-/* A small, fast and seeded source of numbers. */
+/* Numbers from a seed: any *state to begin with. */
 uint64_t rig_random(uint64_t *state);
 size_t rig_between(uint64_t *state, size_t low, size_t high); /* both included */
 float rig_uniform(uint64_t *state);                           /* -1 .. 1 */

@@ -10,8 +10,8 @@
 #include <cmocka.h>
 
 #include "tests/model/data_files.h"
-#include "tests/model/fnv.h"
 #include "tests/model/normalize_reference.h"
+#include "tests/support/fnv.h"
 
 struct fixture {
     Tally__V1__Npy npy;

@@ -11,8 +11,8 @@
 
 #include "common/safetensors.h"
 #include "tests/model/data_files.h"
-#include "tests/model/fnv.h"
 #include "tests/model/init_reference.h"
+#include "tests/support/fnv.h"
 
 #define PARAMS_MAX (2 * FAN_INS)
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

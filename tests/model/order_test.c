@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "tests/model/fnv.h"
 #include "tests/model/order_reference.h"
+#include "tests/support/fnv.h"
 
 #define REFERENCES (sizeof(order_reference) / sizeof(order_reference[0]))
 

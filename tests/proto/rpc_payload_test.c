@@ -307,26 +307,15 @@ static void test_same_bytes_on_the_wire(void **state)
     fixture_stop(&f);
 }
 
-static int setup_group(void **state)
-{
-    (void)state;
-    rpc_global_init();
-    return 0;
-}
-
-static int teardown_group(void **state)
-{
-    (void)state;
-    rpc_global_shutdown();
-    return 0;
-}
-
 int main(void)
 {
+    rpc_global_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decodes_any_cut),        cmocka_unit_test(test_payload_in_the_middle),
         cmocka_unit_test(test_truncated_and_noise),    cmocka_unit_test(test_unfolding_is_bounded),
         cmocka_unit_test(test_same_bytes_on_the_wire),
     };
-    return cmocka_run_group_tests_name("rpc payloads", tests, setup_group, teardown_group);
+    int failed = cmocka_run_group_tests_name("rpc payloads", tests, NULL, NULL);
+    rpc_global_shutdown();
+    return failed;
 }

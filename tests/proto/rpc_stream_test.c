@@ -777,20 +777,6 @@ static void test_client_killed(void **state)
     assert_int_equal(atomic_load(&host.half_closes), 0); /* a lost client has not said that it is done */
 }
 
-static int setup_group(void **state)
-{
-    (void)state;
-    rpc_global_init();
-    return 0;
-}
-
-static int teardown_group(void **state)
-{
-    (void)state;
-    rpc_global_shutdown();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "serve") == 0)
@@ -801,6 +787,7 @@ int main(int argc, char **argv)
     if (n <= 0)
         return 1;
     self[n] = '\0';
+    rpc_global_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_echo_unix_data),
         cmocka_unit_test(test_echo_unix_joined),
@@ -821,5 +808,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_server_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_client_killed, setup, teardown),
     };
-    return cmocka_run_group_tests_name("rpc streams", tests, setup_group, teardown_group);
+    int failed = cmocka_run_group_tests_name("rpc streams", tests, NULL, NULL);
+    rpc_global_shutdown();
+    return failed;
 }

@@ -505,22 +505,9 @@ static void test_refused(void **state)
     assert_non_null(strstr(err.message, "a worker named w0 is there already"));
 }
 
-static int global_setup(void **state)
-{
-    (void)state;
-    rpc_global_init();
-    return 0;
-}
-
-static int global_teardown(void **state)
-{
-    (void)state;
-    rpc_global_shutdown();
-    return 0;
-}
-
 int main(void)
 {
+    rpc_global_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_runs_a_job),
         cmocka_unit_test(test_starts_behind_the_last_step),
@@ -540,5 +527,7 @@ int main(void)
         cmocka_unit_test(test_unknown_backend),
         cmocka_unit_test(test_refused),
     };
-    return cmocka_run_group_tests(tests, global_setup, global_teardown);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rpc_global_shutdown();
+    return failed;
 }

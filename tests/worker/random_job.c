@@ -2,16 +2,12 @@
 
 #include <stdio.h>
 
+#include "tests/support/splitmix.h"
 #include "tests/worker/test_job.h"
 
 uint32_t random_below(uint64_t *state, uint32_t n)
 {
-    /* splitmix64 */
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return (uint32_t)((z >> 32) * n >> 32);
+    return (uint32_t)((splitmix(state) >> 32) * n >> 32);
 }
 
 static Tally__V1__Layer__KindCase random_function(uint64_t *state)

@@ -421,22 +421,9 @@ static void test_refuses_wrong_options(void **state)
     test_job_close(job);
 }
 
-static int global_setup(void **state)
-{
-    (void)state;
-    rpc_global_init();
-    return 0;
-}
-
-static int global_teardown(void **state)
-{
-    (void)state;
-    rpc_global_shutdown();
-    return 0;
-}
-
 int main(void)
 {
+    rpc_global_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_trains_small_models),
         cmocka_unit_test(test_trains_large_models),
@@ -451,5 +438,7 @@ int main(void)
         cmocka_unit_test(test_watches_after_the_last_step),
         cmocka_unit_test(test_refuses_wrong_options),
     };
-    return cmocka_run_group_tests(tests, global_setup, global_teardown);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rpc_global_shutdown();
+    return failed;
 }
