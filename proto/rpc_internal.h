@@ -4,8 +4,8 @@
  * DESIGN of the wrapper. For proto/rpc*.c, health.c and reflection.c alone.
  *
  * A gRPC tag is always a struct rpc_op, embedded in what it belongs to (stream, request slot, server). Its done() runs
- * on its queue's thread: of a data queue inside rpc_queue_poll; of a loop queue a poll thread (or the data queue that
- * it is joined to) pushes the op to the loop's list, which uv_async drains.
+ * on its queue's thread: of a data queue inside rpc_queue_poll; of a loop queue its poll thread (or the data queue that
+ * it is joined to) posts the op to the loop.
  *
  * A stream's mutable state is under its lock, which is held around every grpc_call_start_batch (gRPC wants batches of
  * one call serialised) and never around a callback. Each outstanding batch counts in `pending`; the end is reported
@@ -21,8 +21,8 @@
 
 struct rpc_op {
     void (*done)(struct rpc_op *op, bool ok);
-    struct rpc_queue *queue; /* whose thread runs done */
-    struct rpc_op *next;
+    struct rpc_queue *queue;  /* whose thread runs done */
+    struct rpc_task handover; /* to the loop's thread, with ok */
     bool ok;
     atomic_bool armed;
 };

@@ -1,11 +1,11 @@
 /*
- * Queues. What completes on a loop queue is pushed to `ready`, a stack that the loop's thread takes whole and reverses;
- * uv_async is sent only when the stack was empty, so a burst costs one wakeup. A thread of the queue's own pushes, or,
- * where it is joined to a data queue, whoever polls that. A data queue has no thread: rpc_queue_poll is one completion,
- * run at once.
+ * Queues. What is posted is pushed to a stack that the queue's thread takes whole and reverses; the queue is woken only
+ * when the stack was empty, so a burst costs one wakeup. What completes on a loop queue is posted to it: by a thread of
+ * its own, or, where it is joined to a data queue, by whoever polls that. A data queue has no thread: rpc_queue_poll is
+ * one completion, run at once.
  *
- * What was pushed or posted may run, and be the last thing before rpc_queue_free, while the thread that pushed it has
- * not yet woken the queue: `entered` counts the threads in between.
+ * What was posted may run, and be the last thing before rpc_queue_free, while the thread that posted it has not yet
+ * woken the queue: `posting` counts the threads in between.
  *
  * gRPC's C API has no alarm: an empty batch on a call that goes nowhere puts a tag on the queue, which is how a poll is
  * woken.
@@ -37,14 +37,13 @@ struct loop_part {
 
 struct rpc_queue {
     grpc_completion_queue *cq;
-    struct loop_part *loop; /* NULL: a data queue */
-    bool joined;            /* a loop queue on the completion queue of a data queue */
-    pthread_t thread;       /* a loop queue that is not */
-    atomic_uint entered;
-    _Atomic(struct rpc_op *) ready;   /* loop queues, newest first */
+    struct loop_part *loop;           /* NULL: a data queue */
+    bool joined;                      /* a loop queue on the completion queue of a data queue */
+    pthread_t thread;                 /* a loop queue that is not */
     _Atomic(struct rpc_task *) tasks; /* newest first */
-    struct rpc_timer *timers;         /* by deadline; the queue's thread alone */
-    grpc_channel *wake_channel;       /* data queues */
+    atomic_uint posting;
+    struct rpc_timer *timers;   /* by deadline; the queue's thread alone */
+    grpc_channel *wake_channel; /* data queues */
     grpc_call *wake_call;
     struct rpc_op wake_op;
     atomic_bool wake_pending;
@@ -141,7 +140,7 @@ static void wake(struct rpc_queue *queue)
 
 void rpc_queue_post(struct rpc_queue *queue, struct rpc_task *task)
 {
-    atomic_fetch_add_explicit(&queue->entered, 1, memory_order_relaxed); /* the push below shows it */
+    atomic_fetch_add_explicit(&queue->posting, 1, memory_order_relaxed); /* the push below shows it */
     struct rpc_task *head = atomic_load_explicit(&queue->tasks, memory_order_relaxed);
     do {
         task->next = head;
@@ -149,7 +148,7 @@ void rpc_queue_post(struct rpc_queue *queue, struct rpc_task *task)
         !atomic_compare_exchange_weak_explicit(&queue->tasks, &head, task, memory_order_release, memory_order_relaxed));
     if (!head) /* else whoever made it non-empty wakes the queue */
         wake(queue);
-    atomic_fetch_sub_explicit(&queue->entered, 1, memory_order_release);
+    atomic_fetch_sub_explicit(&queue->posting, 1, memory_order_release);
 }
 
 /* ---- timers ---- */
@@ -218,42 +217,24 @@ static void loop_timer_fired(uv_timer_t *handle)
 
 /* ---- loop queues ---- */
 
-static void run_ready(struct rpc_queue *queue)
-{
-    struct rpc_op *newest = atomic_exchange_explicit(&queue->ready, NULL, memory_order_acquire);
-    struct rpc_op *oldest = NULL;
-    while (newest) {
-        struct rpc_op *next = newest->next;
-        newest->next = oldest;
-        oldest = newest;
-        newest = next;
-    }
-    while (oldest) {
-        struct rpc_op *next = oldest->next; /* done may start the op anew */
-        oldest->done(oldest, oldest->ok);
-        oldest = next;
-    }
-}
-
 static void loop_woken(uv_async_t *handle)
 {
     struct loop_part *loop = handle->data;
-    run_ready(loop->queue);
     run_tasks(loop->queue);
 }
 
-/* Of the loop's thread from here on. */
-static void push_ready(struct rpc_queue *queue, struct rpc_op *op)
+static void run_done(struct rpc_task *task)
 {
-    atomic_fetch_add_explicit(&queue->entered, 1, memory_order_relaxed); /* the push below shows it */
-    struct rpc_op *head = atomic_load_explicit(&queue->ready, memory_order_relaxed);
-    do {
-        op->next = head;
-    } while (
-        !atomic_compare_exchange_weak_explicit(&queue->ready, &head, op, memory_order_release, memory_order_relaxed));
-    if (!head)
-        wake(queue);
-    atomic_fetch_sub_explicit(&queue->entered, 1, memory_order_release);
+    struct rpc_op *op = RPC_CONTAINER(task, struct rpc_op, handover);
+    op->done(op, op->ok);
+}
+
+/* Of the loop's thread from here on. */
+static void hand_over(struct rpc_op *op, bool ok)
+{
+    op->ok = ok;
+    op->handover.run = run_done;
+    rpc_queue_post(op->queue, &op->handover);
 }
 
 static void *poll_thread(void *arg)
@@ -264,11 +245,8 @@ static void *poll_thread(void *arg)
         grpc_event event = grpc_completion_queue_next(queue->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
         if (event.type == GRPC_QUEUE_SHUTDOWN)
             return NULL;
-        if (event.type != GRPC_OP_COMPLETE)
-            continue;
-        struct rpc_op *op = rpc_op_taken(event.tag);
-        op->ok = event.success != 0;
-        push_ready(queue, op);
+        if (event.type == GRPC_OP_COMPLETE)
+            hand_over(rpc_op_taken(event.tag), event.success != 0);
     }
 }
 
@@ -417,12 +395,10 @@ unsigned rpc_queue_poll(struct rpc_queue *queue, int64_t deadline_ns)
     unsigned handled = 0;
     if (event.type == GRPC_OP_COMPLETE) {
         struct rpc_op *op = rpc_op_taken(event.tag);
-        if (op->queue != queue) {
-            op->ok = event.success != 0;
-            push_ready(op->queue, op);
-        } else {
+        if (op->queue == queue)
             op->done(op, event.success != 0);
-        }
+        else
+            hand_over(op, event.success != 0);
         handled += op != &queue->wake_op;
     }
     if (atomic_load_explicit(&queue->tasks, memory_order_relaxed))
@@ -454,13 +430,10 @@ void rpc_queue_free(struct rpc_queue *queue)
 {
     if (!queue)
         return;
-    if (queue->loop) {
-        if (!queue->joined)
-            stop_thread(queue);
-        run_ready(queue);
-    }
+    if (queue->loop && !queue->joined)
+        stop_thread(queue);
     run_tasks(queue);
-    while (atomic_load_explicit(&queue->entered, memory_order_acquire) > 0) /* some instructions of another thread */
+    while (atomic_load_explicit(&queue->posting, memory_order_acquire) > 0) /* some instructions of another thread */
         sched_yield();
     if (queue->loop)
         close_loop_part(queue->loop);

@@ -239,6 +239,8 @@ static void take_open(struct shard *shard, const Tally__V1__Order *order)
             trip->epoch = shard->epoch;
             send_answer(trip, SHARD_SAYS_FAILED);
         }
+        if (opening)
+            protobuf_c_message_free_unpacked(opening->order ? &opening->order->base : NULL, NULL);
         free(opening);
         return;
     }

@@ -18,8 +18,10 @@
 #define IDLE_NS (1000 * MS)
 /* A stream of a job that closes is cut after so long. */
 #define CUT_NS (1000 * MS)
-/* Weights that a worker (or the coordinator) does not read hold up the job for so long. */
+/* Weights that a worker does not read hold up the job for so long. */
 #define STALL_NS (30000 * MS)
+/* Whoever fetches weights and does not read them may hold it up for so long, and is cut then. */
+#define FETCH_STALL_NS (5000 * MS)
 
 /* ---- trips ---- */
 
@@ -194,8 +196,10 @@ static void check_stall(struct shard_data *data, struct shard_job *job, int64_t 
 {
     uint32_t slice;
     unsigned readers;
-    if (job->waiting_since_ns == 0 || job->failed || now_ns - job->waiting_since_ns < STALL_NS ||
-        shard_store_waiting(job->store, &slice, &readers) == 0)
+    if (job->waiting_since_ns == 0 || job->failed || now_ns - job->waiting_since_ns < FETCH_STALL_NS)
+        return;
+    shard_read_cut(job, now_ns - FETCH_STALL_NS);
+    if (now_ns - job->waiting_since_ns < STALL_NS || shard_store_waiting(job->store, &slice, &readers) == 0)
         return;
     char slow[200], reason[400];
     shard_exchange_slow(job, slow, sizeof slow);
@@ -304,7 +308,7 @@ static void reap(struct shard_data *data, int64_t now_ns)
     for (struct shard_job **link = &data->closing; *link;) {
         struct shard_job *job = *link;
         if (!job->cut && now_ns - job->closing_since_ns > CUT_NS) {
-            shard_read_cut(job);
+            shard_read_cut(job, now_ns);
             job->cut = true;
         }
         if (job->exchanges || job->fetches || job->reports_out > 0 || !shard_store_idle(job->store)) {
@@ -409,6 +413,7 @@ static void run(void *user)
     pthread_setname_np(pthread_self(), "shard-data");
     while (!data->stop || data->jobs || data->closing || data->strangers)
         rpc_queue_poll(data->queue, look_after(data));
+    shard_wake_settle(&data->wake);
     answer(data, data->stop);
 }
 
@@ -420,6 +425,7 @@ static void wake(void *user)
 tally_status shard_data_start(struct shard_data *data, struct tally_error *err)
 {
     atomic_init(&data->wake.wanted, false);
+    atomic_init(&data->wake.releasing, 0);
     data->wake.wake = wake;
     data->wake.user = data->queue;
     if (uv_thread_create(&data->thread, run, data) != 0)

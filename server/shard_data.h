@@ -97,5 +97,6 @@ void shard_exchange_slow(const struct shard_job *job, char *text, size_t size);
 void shard_read_holding(struct rpc_stream *stream, const struct rpc_message *request, void *data);
 void shard_read_fetch(struct rpc_stream *stream, const struct rpc_message *request, void *data);
 void shard_read_finish(struct shard_job *job, tally_status status, const char *reason);
-void shard_read_cut(struct shard_job *job);
+/* Cuts those of which nothing has been taken since then. */
+void shard_read_cut(struct shard_job *job, int64_t since_ns);
 #endif

@@ -12,7 +12,7 @@ struct shard_fetch {
     uint64_t version;
     uint32_t done; /* slices */
     bool finished;
-    int64_t since_ns; /* finished */
+    int64_t moved_ns; /* when it was given something to send last */
 };
 
 static struct shard_job *find(struct shard_data *data, uint64_t id, struct rpc_stream *stream)
@@ -50,7 +50,6 @@ static void finish(struct shard_fetch *fetch, tally_status status, const char *r
     if (fetch->finished)
         return;
     fetch->finished = true;
-    fetch->since_ns = tally_now_ns();
     rpc_stream_finish(fetch->stream, status, reason);
 }
 
@@ -68,6 +67,7 @@ static void finish_gone(struct shard_fetch *fetch)
 static void pump(struct shard_fetch *fetch)
 {
     struct shard_job *job = fetch->job;
+    fetch->moved_ns = tally_now_ns();
     for (; fetch->done < job->slice_count; fetch->done++) {
         size_t count;
         void *lease;
@@ -126,6 +126,7 @@ void shard_read_fetch(struct rpc_stream *stream, const struct rpc_message *messa
     fetch->job = job;
     fetch->stream = stream;
     fetch->version = request->version;
+    fetch->moved_ns = tally_now_ns();
     fetch->next = job->fetches;
     job->fetches = fetch;
     rpc_stream_accept(stream, &events, fetch, NULL);
@@ -141,8 +142,9 @@ void shard_read_finish(struct shard_job *job, tally_status status, const char *r
         finish(fetch, status, reason);
 }
 
-void shard_read_cut(struct shard_job *job)
+void shard_read_cut(struct shard_job *job, int64_t since_ns)
 {
     for (struct shard_fetch *fetch = job->fetches; fetch; fetch = fetch->next)
-        rpc_stream_cancel(fetch->stream);
+        if (fetch->moved_ns <= since_ns)
+            rpc_stream_cancel(fetch->stream);
 }

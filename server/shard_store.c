@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -691,9 +692,17 @@ void shard_store_release(void *lease)
 {
     struct buffer *buffer = lease;
     struct shard_wake *wake = buffer->wake; /* the store may be gone once nothing is borrowed */
+    atomic_fetch_add(&wake->releasing, 1);
     atomic_fetch_sub(&buffer->readers, 1);
     if (atomic_load(&wake->wanted))
         wake->wake(wake->user);
+    atomic_fetch_sub(&wake->releasing, 1);
+}
+
+void shard_wake_settle(struct shard_wake *wake)
+{
+    while (atomic_load(&wake->releasing) > 0)
+        sched_yield();
 }
 
 bool shard_store_idle(const struct shard_store *store)

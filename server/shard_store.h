@@ -23,12 +23,17 @@ struct shard_range {
 };
 
 /* How whoever releases a buffer tells the data thread, which sets wanted while something waits for a buffer. Outlives
- * every store. */
+ * every store, until shard_wake_settle returns. */
 struct shard_wake {
     atomic_bool wanted;
+    atomic_uint releasing;    /* threads inside shard_store_release */
     void (*wake)(void *user); /* any thread */
     void *user;
 };
+
+/* Nothing is borrowed from any store: waits until the last shard_store_release (some instructions of another thread) is
+ * done with wake. */
+void shard_wake_settle(struct shard_wake *wake);
 
 struct shard_store_config {
     uint64_t job, generation;

@@ -313,18 +313,9 @@ tally_status rig_holding(struct rig *rig, uint64_t job, Tally__V1__HoldingReply 
     return holding.end.code;
 }
 
-struct fetch {
-    bool done;
-    struct tally_error end;
-    uint64_t job, version;
-    float *out;
-    size_t room, used;
-    uint32_t slices, next_slice;
-};
-
 static void on_fetched(struct rpc_stream *stream, const struct rpc_message *message, void *user)
 {
-    struct fetch *fetch = user;
+    struct rig_fetch *fetch = user;
     const Tally__V1__Update *update = (const void *)message->header;
     size_t count = rpc_payload_bytes(message->payload) / sizeof(float);
     assert_int_equal(update->version, fetch->version);
@@ -342,31 +333,50 @@ static void on_fetched(struct rpc_stream *stream, const struct rpc_message *mess
 static void on_fetch_end(struct rpc_stream *stream, const struct tally_error *end, void *user)
 {
     (void)stream;
-    struct fetch *fetch = user;
+    struct rig_fetch *fetch = user;
     fetch->end = *end;
     fetch->done = true;
+}
+
+static void fetch_start(struct rig *rig, struct rpc_channel *channel, struct rig_fetch *fetch, unsigned credits)
+{
+    static const struct rpc_stream_events events = {.on_message = on_fetched, .on_end = on_fetch_end};
+    const struct rpc_stream_options options = {.credits = credits};
+    assert_int_equal(rpc_stream_open(channel, rig->queue, &tally__v1__parameters__descriptor, "Fetch", &events, fetch,
+                                     &options, &fetch->stream, NULL),
+                     TALLY_OK);
+    Tally__V1__FetchRequest request = TALLY__V1__FETCH_REQUEST__INIT;
+    request.job = fetch->job;
+    request.version = fetch->version;
+    assert_int_equal(rpc_stream_send(fetch->stream, &request.base, NULL), TALLY_OK);
+    rpc_stream_close(fetch->stream);
 }
 
 tally_status rig_fetch(struct rig *rig, uint64_t job, uint64_t version, float *out, size_t room, uint32_t *ret_slices,
                        struct tally_error *err)
 {
-    static const struct rpc_stream_events events = {.on_message = on_fetched, .on_end = on_fetch_end};
-    static const struct rpc_stream_options options = {.credits = 2};
-    struct fetch fetch = {.job = job, .version = version, .out = out, .room = room};
-    struct rpc_stream *stream;
-    assert_int_equal(rpc_stream_open(rig->channel, rig->queue, &tally__v1__parameters__descriptor, "Fetch", &events,
-                                     &fetch, &options, &stream, NULL),
-                     TALLY_OK);
-    Tally__V1__FetchRequest request = TALLY__V1__FETCH_REQUEST__INIT;
-    request.job = job;
-    request.version = version;
-    assert_int_equal(rpc_stream_send(stream, &request.base, NULL), TALLY_OK);
-    rpc_stream_close(stream);
-    rig_wait(rig, is_set, &fetch.done, "Fetch");
+    struct rig_fetch fetch = {.job = job, .version = version, .out = out, .room = room};
+    fetch_start(rig, rig->channel, &fetch, 2);
+    rig_wait(rig, rig_fetch_ended, &fetch, "Fetch");
     if (err)
         *err = fetch.end;
     *ret_slices = fetch.slices;
     return fetch.end.code;
+}
+
+struct rpc_channel *rig_fetch_start(struct rig *rig, struct rig_fetch *fetch, uint64_t job, uint64_t version)
+{
+    const struct rpc_channel_options own = {.own_connection = true};
+    struct rpc_channel *channel = NULL;
+    *fetch = (struct rig_fetch){.job = job, .version = version};
+    assert_int_equal(rpc_channel_new(rig->address, &own, &channel, NULL), TALLY_OK);
+    fetch_start(rig, channel, fetch, 0);
+    return channel;
+}
+
+bool rig_fetch_ended(void *fetch)
+{
+    return ((const struct rig_fetch *)fetch)->done;
 }
 
 /* ---- numbers ---- */

@@ -69,6 +69,20 @@ tally_status rig_holding(struct rig *rig, uint64_t job, Tally__V1__HoldingReply 
 tally_status rig_fetch(struct rig *rig, uint64_t job, uint64_t version, float *out, size_t room, uint32_t *ret_slices,
                        struct tally_error *err);
 
+/* A fetch without credits, on a connection of its own: it is sent what buffers hold, and reads nothing. Cancel the
+ * stream, and free the channel behind its end. */
+struct rig_fetch {
+    struct rpc_stream *stream;
+    bool done;
+    struct tally_error end;
+    uint64_t job, version;
+    float *out;
+    size_t room, used;
+    uint32_t slices, next_slice;
+};
+struct rpc_channel *rig_fetch_start(struct rig *rig, struct rig_fetch *fetch, uint64_t job, uint64_t version);
+bool rig_fetch_ended(void *fetch);
+
 /* ---- a worker's stream ---- */
 
 /* Static: rig_close ends what a failed test left open. */

@@ -605,6 +605,44 @@ static void test_fetch_says_what_is_held(void **state)
     model_free(model);
 }
 
+static bool at_version(void *user)
+{
+    Tally__V1__HoldingReply holding;
+    assert_int_equal(rig_holding(&rig, 1, &holding, NULL), TALLY_OK);
+    return holding.version == *(const uint64_t *)user;
+}
+
+/* Whoever fetches and does not read holds a job up for some seconds, and does not end it. */
+static void test_fetch_that_does_not_read(void **state)
+{
+    (void)state;
+    struct rig_job job = job_with(1);
+    job.widths[0] = 4000; /* more than a connection's buffers hold */
+    struct model *model = rig_open_job(&rig, &job);
+    static struct rig_stream s;
+    static struct rig_fetch fetch;
+    rig_stream_open(&rig, &s, model, 64);
+    rig_hello(&s, 1, 1, 0, TALLY_PROTOCOL_MAJOR);
+    rig_wait_version(&s, 0, (uint32_t)model->slice_count, 0);
+    struct rpc_channel *channel = rig_fetch_start(&rig, &fetch, 1, 0);
+    rig_run_ms(&rig, 100);
+    run_clean(&s, model, 1, 1);
+    for (uint32_t slice = 0; slice < model->slice_count; slice++) /* goes where version 0 is */
+        rig_push(&s, 2, (struct tree_node){0, leaves_of(2)}, slice);
+    rig_run_ms(&rig, 500);
+    uint64_t held_up = 1, gone_on = 2;
+    assert_true(at_version(&held_up));
+    rig_wait(&rig, at_version, &gone_on, "a fetch that reads nothing to be cut");
+    assert_int_equal(rig.failed, 0);
+    rpc_stream_cancel(fetch.stream);
+    rig_wait(&rig, rig_fetch_ended, &fetch, "its end");
+    run_clean(&s, model, 3, 3);
+    rig_stream_close(&s);
+    rpc_channel_free(channel);
+    rig_end_job(&rig, 1, 1);
+    model_free(model);
+}
+
 /* ---- orders ---- */
 
 static void test_generations(void **state)
@@ -760,6 +798,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_stream_dies_mid_push, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_slow_reader, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_fetch_says_what_is_held, open_rig, close_rig),
+        cmocka_unit_test_setup_teardown(test_fetch_that_does_not_read, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_generations, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_end_and_loss, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_cannot_open, open_rig, close_rig),

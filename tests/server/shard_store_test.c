@@ -1,6 +1,7 @@
 #include "server/shard_store.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -649,6 +650,51 @@ static void test_waits_for_readers(void **state)
 }
 
 /* A step without any counted target: 0/0 as in PyTorch, and the shard goes on. A gradient of NaN is data as well. */
+/* A store, and what its releases look at, may go as soon as nothing is borrowed: also while the thread that released
+ * the last buffer is not yet out of it. */
+#define LOANS 3000
+
+static _Atomic(void *) loan;
+
+static void *release_loans(void *arg)
+{
+    for (int i = 0; i < LOANS; i++) {
+        void *lease;
+        while (!(lease = atomic_exchange(&loan, NULL)))
+            ;
+        shard_store_release(lease);
+    }
+    return arg;
+}
+
+static void test_goes_behind_the_last_release(void **state)
+{
+    (void)state;
+    static struct fixture f;
+    pthread_t thread;
+    open_store(&f, 2, 2, 5, some_sgd(1));
+    assert_int_equal(pthread_create(&thread, NULL, release_loans, NULL), 0);
+    for (int i = 0; i < LOANS; i++) {
+        struct shard_wake *wake = malloc(sizeof *wake);
+        assert_non_null(wake);
+        *wake = (struct shard_wake){.wake = count_wake, .user = &f};
+        f.config.wake = wake;
+        struct shard_store *store = NULL;
+        assert_int_equal(shard_store_new(&f.config, &store, NULL), TALLY_OK);
+        size_t count;
+        void *lease;
+        assert_non_null(shard_store_borrow(store, FIRST_SLICE, 0, &count, &lease));
+        atomic_store(&loan, lease);
+        while (!shard_store_idle(store))
+            ;
+        shard_store_free(store);
+        shard_wake_settle(wake);
+        free(wake);
+    }
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    close_store(&f);
+}
+
 static void test_nan(void **state)
 {
     (void)state;
@@ -717,6 +763,7 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_no_slice_runs_ahead),
         cmocka_unit_test(test_waits_for_readers),
+        cmocka_unit_test(test_goes_behind_the_last_release),
         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_no_slices),
     };
