@@ -105,7 +105,7 @@ static void the_seed_network(void **state)
     static const char *const lines[] = {
         "job: 431,080 parameters (1.6 MiB) in 4 slices; 1 worker, 1 shard; backend cpu, generic\n",
         "conv2  conv2d         20x12x12  50x8x8        25,050     3,203,200  ",
-        "3      max_pool2d     50x8x8    50x4x4                    3,200  with conv2\n",
+        "3      max_pool2d     50x8x8    50x4x4                       3,200  with conv2\n",
         "total                                        431,080     4,616,450\n",
         "fc1.weight    500x800     25,616  1-2     0\n",
         "13 steps, 13 in an epoch of 100 samples. A step: 8 samples, 4 micro-batches of 2; the last of an epoch: 4 "
