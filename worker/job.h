@@ -18,8 +18,8 @@ struct job_environment {
 
 /* On the loop's thread. */
 struct job_events {
-    /* Started, Evals, Finished or JobFailed. After the last two of these comes none. The job's memory of a failed job
-     * is free soon. */
+    /* Started, Evals, Finished or JobFailed. After Finished only a JobFailed may come (a push that was refused late),
+     * after that nothing. */
     void (*on_report)(struct job *job, const Tally__V1__NodeMessage *message, void *user);
     /* The last callback: its thread has ended, after job_end or a failure. The job is freed when this returns. */
     void (*on_closed)(struct job *job, void *user);

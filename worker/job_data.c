@@ -66,8 +66,12 @@ tally_status job_data_open(const struct model *model, const Tally__V1__DataFacts
                            struct tally_error *err)
 {
     struct job_data data = {0};
+    bool has_test = model->spec->data->test != NULL;
+    if (has_test != (facts->test_samples > 0))
+        return tally_fail(err, TALLY_EINVAL, "data.test: %s, but %" PRIu64 " samples were counted",
+                          has_test ? "is given" : "is not given", facts->test_samples);
     tally_status status = open_set(model, facts, 0, &data.train, err);
-    if (!status && model->spec->data->test)
+    if (!status && has_test)
         status = open_set(model, facts, 1, &data.test, err);
     if (status) {
         job_data_close(&data);

@@ -334,6 +334,24 @@ static void test_ends_in_the_middle(void **state)
     }
 }
 
+/* EndJob, or the worker's own end, at many moments between opening and the last step. */
+static void test_ends_at_any_moment(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 24; i++) {
+        bool large = i % 2;
+        struct world *w = setup(large ? large_spec(10) : small_spec(30), SHARD_WELL, 0);
+        assign(w, 1, "");
+        for (unsigned k = 0; k <= i % 3; k++) /* the order is on its way, or has arrived */
+            uv_run(&w->c->loop, UV_RUN_NOWAIT);
+        usleep(i * i * 40); /* 0 to 21 ms */
+        if (i % 4 < 3)
+            end_and_wait(w, 1);
+        assert_int_equal(w->failed, 0);
+        teardown(w);
+    }
+}
+
 static void test_ends_while_it_waits(void **state)
 {
     (void)state;
@@ -514,6 +532,7 @@ int main(void)
         cmocka_unit_test(test_ends_while_it_evaluates),
         cmocka_unit_test(test_runs_a_larger_job),
         cmocka_unit_test(test_ends_in_the_middle),
+        cmocka_unit_test(test_ends_at_any_moment),
         cmocka_unit_test(test_ends_while_it_waits),
         cmocka_unit_test(test_leaves_in_the_middle),
         cmocka_unit_test(test_ends_what_it_does_not_have),

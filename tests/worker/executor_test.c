@@ -424,6 +424,25 @@ static void test_waits_for_what_it_reads(void **state)
     solo_close(&solo);
 }
 
+/* What `tally plan` says a worker holds is what it allocates, but for what aligns its parts. */
+static void test_memory_is_as_planned(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        struct test_job *job = test_job_open(random_job(seed, &(struct random_options){.steps = 2}));
+        for (uint32_t r = 0; r < 3; r++) {
+            struct test_rank rank;
+            test_rank_open(job, r, 3, NULL, &rank);
+            struct plan_memory planned = plan_memory(rank.plan);
+            /* The transport holds the gradients of level 0. */
+            size_t held = executor_memory_bytes(rank.executor) + job->model->flat_count * sizeof(float);
+            assert_in_range(held, planned.total, planned.total + 64 * (4 + rank.plan->slots + rank.plan->levels));
+            test_rank_close(&rank);
+        }
+        test_job_close(job);
+    }
+}
+
 static void test_stops(void **state)
 {
     (void)state;
@@ -502,6 +521,7 @@ int main(void)
         cmocka_unit_test(test_bits_of_large_parameters),
         cmocka_unit_test(test_failures_of_the_transport),
         cmocka_unit_test(test_waits_for_what_it_reads),
+        cmocka_unit_test(test_memory_is_as_planned),
         cmocka_unit_test(test_stops),
         cmocka_unit_test(test_refuses_what_it_cannot_run),
         cmocka_unit_test(test_evaluates),

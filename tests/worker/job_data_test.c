@@ -110,6 +110,9 @@ static void test_other_data_than_submitted(void **state)
     job->facts.test_samples = 199;
     assert_int_equal(job_data_open(job->model, &job->facts, &data, &err), TALLY_EINVAL);
     assert_string_equal(err.message, "data.test: 200 samples here, 199 when the job was submitted");
+    job->facts.test_samples = 0; /* no evaluation would be planned for it */
+    assert_int_equal(job_data_open(job->model, &job->facts, &data, &err), TALLY_EINVAL);
+    assert_string_equal(err.message, "data.test: is given, but 0 samples were counted");
     job->facts.test_samples = 200;
     job->input_shape[0] = 5;
     assert_int_equal(job_data_open(job->model, &job->facts, &data, &err), TALLY_EINVAL);
