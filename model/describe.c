@@ -49,7 +49,8 @@ static void layer_row(struct text_table *table, const struct plan *plan, uint32_
 
 static tally_status print_layers(FILE *out, const struct plan *plan, struct tally_error *err)
 {
-    static const char *const heads[] = {"LAYER", "KIND", "INPUT", "OUTPUT", ">PARAMETERS", ">FLOPS/SAMPLE", "OPERATION"};
+    static const char *const heads[] = {"LAYER",       "KIND",          "INPUT",    "OUTPUT",
+                                        ">PARAMETERS", ">FLOPS/SAMPLE", "OPERATION"};
     const struct model *model = plan->model;
     struct text_table *table = text_table_new(heads, 7);
     char text[96], count[32];
