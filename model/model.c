@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/limits.h"
+#include "common/message_copy.h"
 #include "common/spec_file.h"
 #include "model/build.h"
 #include "model/layer.h"
@@ -50,21 +51,6 @@ static tally_status take_facts(struct model *model, const Tally__V1__DataFacts *
         return tally_fail(err, TALLY_EINVAL,
                           "data: targets must have 1 to 3 dimensions, none of them 0, and at most %zu elements",
                           TALLY_ELEMENTS_MAX);
-    return TALLY_OK;
-}
-
-static tally_status copy_spec(const Tally__V1__JobSpec *spec, Tally__V1__JobSpec **ret_copy, struct tally_error *err)
-{
-    size_t bytes = tally__v1__job_spec__get_packed_size(spec);
-    uint8_t *packed = malloc(bytes + 1);
-    if (!packed)
-        return out_of_memory(err);
-    tally__v1__job_spec__pack(spec, packed);
-    Tally__V1__JobSpec *copy = tally__v1__job_spec__unpack(NULL, bytes, packed);
-    free(packed);
-    if (!copy)
-        return out_of_memory(err);
-    *ret_copy = copy;
     return TALLY_OK;
 }
 
@@ -294,8 +280,8 @@ tally_status model_build_at(const Tally__V1__JobSpec *spec, const Tally__V1__Dat
     if (!model)
         return out_of_memory(err);
     tally_status status = take_facts(model, facts, err);
-    if (status == TALLY_OK)
-        status = copy_spec(spec, &model->spec, err);
+    if (status == TALLY_OK && !(model->spec = message_copy(&spec->base)))
+        status = out_of_memory(err);
     if (status == TALLY_OK)
         status = spec_fill_defaults(&model->spec->base, err);
     if (status != TALLY_OK)

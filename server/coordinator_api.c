@@ -4,9 +4,9 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/message_copy.h"
 #include "model/spec.h"
 #include "server/coordinator_internal.h"
-#include "server/message_copy.h"
 
 /* What a list may take of a message: the newest jobs that fit. */
 #define LIST_MAX_BYTES (TALLY_MESSAGE_MAX_BYTES - (64u << 10))

@@ -11,10 +11,10 @@
 #include "common/clock.h"
 #include "common/file.h"
 #include "common/limits.h"
+#include "common/message_copy.h"
 #include "common/safetensors.h"
 #include "model/model.h"
 #include "proto/parameters.pb-c.h"
-#include "server/message_copy.h"
 
 /*
  * DESIGN

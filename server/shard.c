@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/message_copy.h"
 #include "server/shard_data.h"
 
 #define RETRY_MS 20
@@ -214,24 +215,12 @@ static void on_built(uv_work_t *work, int status)
     maybe_stop_data(shard);
 }
 
-static Tally__V1__Order *copy_order(const Tally__V1__Order *order)
-{
-    size_t bytes = tally__v1__order__get_packed_size(order);
-    uint8_t *packed = malloc(bytes + 1);
-    if (!packed)
-        return NULL;
-    tally__v1__order__pack(order, packed);
-    Tally__V1__Order *copy = tally__v1__order__unpack(NULL, bytes, packed);
-    free(packed);
-    return copy;
-}
-
 static void take_open(struct shard *shard, const Tally__V1__Order *order)
 {
     struct shard_trip *trip = shard_trip_new(shard, order->open_job->job, order->open_job->generation);
     struct opening *opening = calloc(1, sizeof *opening);
     if (opening)
-        opening->order = copy_order(order);
+        opening->order = message_copy(&order->base);
     if (!trip || !opening || !opening->order) {
         log_error("job %" PRIu64 ": out of memory for the order to open it", order->open_job->job);
         if (trip) {

@@ -7,6 +7,7 @@
 
 #include "cluster/node.h"
 #include "common/log.h"
+#include "common/message_copy.h"
 #include "kernels/kernels.h"
 #include "proto/rpc.h"
 #include "worker/job.h"
@@ -171,7 +172,7 @@ static void on_assign(struct control *c, const Tally__V1__Assign *assign)
     job_end(c->job);
     if (c->next)
         tally__v1__assign__free_unpacked(c->next, NULL);
-    c->next = job_copy_assign(assign);
+    c->next = message_copy(&assign->base);
     if (!c->next)
         send_failed(c, assign, "no memory for an assignment");
 }

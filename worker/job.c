@@ -19,6 +19,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/message_copy.h"
 #include "worker/job_data.h"
 #include "worker/training.h"
 #include "worker/transport_rpc.h"
@@ -420,18 +421,6 @@ static void *job_main(void *arg)
 
 /* ---- the loop's side ---- */
 
-Tally__V1__Assign *job_copy_assign(const Tally__V1__Assign *assign)
-{
-    size_t bytes = tally__v1__assign__get_packed_size(assign);
-    uint8_t *packed = malloc(bytes + 1);
-    if (!packed)
-        return NULL;
-    tally__v1__assign__pack(assign, packed);
-    Tally__V1__Assign *copy = tally__v1__assign__unpack(NULL, bytes, packed);
-    free(packed);
-    return copy;
-}
-
 tally_status job_start(const struct job_environment *environment, const Tally__V1__Assign *assign,
                        const struct job_events *events, void *user, struct job **ret_job, struct tally_error *err)
 {
@@ -443,7 +432,7 @@ tally_status job_start(const struct job_environment *environment, const Tally__V
     job->user = user;
     pthread_mutex_init(&job->mutex, NULL);
     pthread_cond_init(&job->trained, NULL);
-    job->assign = job_copy_assign(assign);
+    job->assign = message_copy(&assign->base);
     job->closed = report_new(job, REPORT_CLOSED, 0);
     if (!job->assign || !job->closed) {
         job_free(job);

@@ -32,9 +32,6 @@ tally_status job_start(const struct job_environment *environment, const Tally__V
  * before it. */
 void job_end(struct job *job);
 
-/* To be freed with tally__v1__assign__free_unpacked; NULL without memory. */
-Tally__V1__Assign *job_copy_assign(const Tally__V1__Assign *assign);
-
 uint64_t job_id(const struct job *job);
 uint64_t job_generation(const struct job *job);
 /* What it does or waits for now, in words. */

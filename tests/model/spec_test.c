@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "common/message_copy.h"
 #include "common/safetensors.h"
 #include "common/spec_print.h"
 #include "tests/model/data_files.h"
@@ -344,25 +345,13 @@ static void initial_weights_must_fit(void **state)
 
 /* ---- specs that came over RPC ---- */
 
-static Tally__V1__JobSpec *copy_of(const Tally__V1__JobSpec *spec)
-{
-    size_t bytes = tally__v1__job_spec__get_packed_size(spec);
-    unsigned char *packed = malloc(bytes);
-    assert_non_null(packed);
-    tally__v1__job_spec__pack(spec, packed);
-    Tally__V1__JobSpec *copy = tally__v1__job_spec__unpack(NULL, bytes, packed);
-    free(packed);
-    assert_non_null(copy);
-    return copy;
-}
-
 static void a_requests_spec_is_checked_too(void **state)
 {
     (void)state;
     struct job_file *job = load(job_path("job.yaml", NULL, NULL), NULL);
     struct tally_error err = {0};
     Tally__V1__DataFacts *facts = (Tally__V1__DataFacts *)job_file_facts(job);
-    Tally__V1__JobSpec *spec = copy_of(job_file_spec(job));
+    Tally__V1__JobSpec *spec = message_copy(&job_file_spec(job)->base);
     assert_int_equal(job_spec_check(spec, facts, &err), TALLY_OK);
     size_t bytes = tally__v1__job_spec__get_packed_size(job_file_spec(job));
     assert_int_equal(tally__v1__job_spec__get_packed_size(spec), bytes);
@@ -409,7 +398,7 @@ static void a_requests_paths_are_absolute(void **state)
     (void)state;
     struct job_file *job = load(job_path("job.yaml", NULL, NULL), NULL);
     struct tally_error err = {0};
-    Tally__V1__JobSpec *spec = copy_of(job_file_spec(job));
+    Tally__V1__JobSpec *spec = message_copy(&job_file_spec(job)->base);
     Tally__V1__Csv csv = TALLY__V1__CSV__INIT;
     Tally__V1__Source source = TALLY__V1__SOURCE__INIT, *kept = spec->data->train;
     csv.path = (char *)"data.csv";

@@ -7,8 +7,8 @@
 
 #include "common/clock.h"
 #include "common/limits.h"
+#include "common/message_copy.h"
 #include "common/spec_file.h"
-#include "server/message_copy.h"
 
 #define BEAT_NS 20000000
 

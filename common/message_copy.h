@@ -1,5 +1,5 @@
-#ifndef SERVER_MESSAGE_COPY_H
-#define SERVER_MESSAGE_COPY_H
+#ifndef COMMON_MESSAGE_COPY_H
+#define COMMON_MESSAGE_COPY_H
 #include <protobuf-c/protobuf-c.h>
 
 /* A deep copy, with fields that are not known here too; protobuf_c_message_free_unpacked(copy, NULL) frees it. NULL:

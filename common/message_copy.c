@@ -1,4 +1,4 @@
-#include "server/message_copy.h"
+#include "common/message_copy.h"
 
 #include <stdlib.h>
 
