@@ -8,7 +8,7 @@ BUILD_PACKAGES=(
 )
 DATA_PACKAGES=(dataset-fashion-mnist)
 TEST_PACKAGES=(
-    libcmocka-dev clang libclang-rt-14-dev clang-format dataset-fashion-mnist
+    libcmocka-dev clang libclang-rt-14-dev clang-format dataset-fashion-mnist git
     python3 python3-grpcio python3-protobuf python3-numpy python3-torch python3-venv
 )
 
