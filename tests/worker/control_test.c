@@ -116,18 +116,6 @@ static void run_until(struct world *w, bool (*condition)(const void *user))
         fail_msg("it did not come to that; failed: '%s', activity: '%s'", w->reason, w->c->activity);
 }
 
-static Tally__V1__JobSpec *small_spec(uint64_t steps)
-{
-    Tally__V1__JobSpec *spec = spec_new(9, 8, 4, 0, steps);
-    spec_synthetic(spec, 0, 20, 3, (const uint32_t[]){5}, 1, NULL, 0);
-    spec_synthetic(spec, 1, 10, 3, (const uint32_t[]){5}, 1, NULL, 0);
-    spec_linear(spec, "a", 6, true);
-    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_RELU);
-    spec_linear(spec, "b", 3, true);
-    spec_cross_entropy(spec, -100, 0);
-    return spec;
-}
-
 /* 4.3 MB: runs on a thread of its own. */
 static Tally__V1__JobSpec *large_spec(uint64_t steps)
 {
@@ -237,7 +225,7 @@ static void end_and_wait(struct world *w, uint64_t generation)
 static void test_runs_a_job(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(7), SHARD_WELL, 0);
+    struct world *w = setup(spec_small_job(7), SHARD_WELL, 0);
     assert_string_equal(w->c->name, "w0");
     assert_string_equal(w->c->backend, "cpu");
     assert_true(w->c->isa[0] != 0);
@@ -266,7 +254,7 @@ static void test_runs_a_job(void **state)
 static void test_starts_behind_the_last_step(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(7), SHARD_WELL, 0);
+    struct world *w = setup(spec_small_job(7), SHARD_WELL, 0);
     assign(w, 1, "");
     run_until(w, has_finished);
     end_and_wait(w, 1);
@@ -323,7 +311,7 @@ static void test_ends_in_the_middle(void **state)
 {
     (void)state;
     for (int large = 0; large < 2; large++) {
-        struct world *w = setup(large ? large_spec(1000000) : small_spec(1000000), SHARD_WELL, 0);
+        struct world *w = setup(large ? large_spec(1000000) : spec_small_job(1000000), SHARD_WELL, 0);
         assign(w, 1, "");
         run_until(w, has_started);
         usleep(20000);
@@ -340,7 +328,7 @@ static void test_ends_at_any_moment(void **state)
     (void)state;
     for (unsigned i = 0; i < 24; i++) {
         bool large = i % 2;
-        struct world *w = setup(large ? large_spec(10) : small_spec(30), SHARD_WELL, 0);
+        struct world *w = setup(large ? large_spec(10) : spec_small_job(30), SHARD_WELL, 0);
         assign(w, 1, "");
         for (unsigned k = 0; k <= i % 3; k++) /* the order is on its way, or has arrived */
             uv_run(&w->c->loop, UV_RUN_NOWAIT);
@@ -356,7 +344,7 @@ static void test_ends_while_it_waits(void **state)
 {
     (void)state;
     for (int large = 0; large < 2; large++) {
-        struct world *w = setup(large ? large_spec(100) : small_spec(100), SHARD_GOES_SILENT, 2);
+        struct world *w = setup(large ? large_spec(100) : spec_small_job(100), SHARD_GOES_SILENT, 2);
         assign(w, 1, "");
         /* Heartbeats go on, and say what it waits for. */
         run_until(w, has_waited);
@@ -371,7 +359,7 @@ static void test_ends_while_it_waits(void **state)
 static void test_leaves_in_the_middle(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(1000000), SHARD_WELL, 0);
+    struct world *w = setup(spec_small_job(1000000), SHARD_WELL, 0);
     assign(w, 1, "");
     run_until(w, has_started);
     teardown(w);
@@ -380,7 +368,7 @@ static void test_leaves_in_the_middle(void **state)
 static void test_ends_what_it_does_not_have(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(5), SHARD_WELL, 0);
+    struct world *w = setup(spec_small_job(5), SHARD_WELL, 0);
     end_job(w, 99, 2);
     run_until(w, has_ended);
     assert_int_equal(w->ended_job, 99);
@@ -391,7 +379,7 @@ static void test_ends_what_it_does_not_have(void **state)
 static void test_refused_push(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(50), SHARD_REFUSES, 4);
+    struct world *w = setup(spec_small_job(50), SHARD_REFUSES, 4);
     assign(w, 1, "");
     run_until(w, has_failed);
     assert_int_equal(w->failed_job, JOB);
@@ -415,7 +403,7 @@ static void test_lost_stream(void **state)
 static void test_data_that_is_not_there(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(50), SHARD_WELL, 0);
+    struct world *w = setup(spec_small_job(50), SHARD_WELL, 0);
     spec_npy(w->job->spec, 0, "/nowhere/x.npy", "/nowhere/y.npy", 0);
     assign(w, 1, "");
     run_until(w, has_failed);
@@ -428,7 +416,7 @@ static void test_data_that_is_not_there(void **state)
 static void test_data_of_another_size(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(50), SHARD_WELL, 0);
+    struct world *w = setup(spec_small_job(50), SHARD_WELL, 0);
     w->job->facts.train_samples = 21;
     assign(w, 1, "");
     run_until(w, has_failed);
@@ -439,7 +427,7 @@ static void test_data_of_another_size(void **state)
 static void test_unknown_isa(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(50), SHARD_WELL, 0);
+    struct world *w = setup(spec_small_job(50), SHARD_WELL, 0);
     assign(w, 1, "sparc");
     run_until(w, has_failed);
     assert_non_null(strstr(w->reason, "sparc"));
@@ -450,7 +438,7 @@ static void test_unknown_isa(void **state)
 static void test_lost_coordinator(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(1000000), SHARD_WELL, 0);
+    struct world *w = setup(spec_small_job(1000000), SHARD_WELL, 0);
     assign(w, 1, "");
     run_until(w, has_started);
     coordinator_unserve(w->c);
@@ -468,7 +456,7 @@ static void test_lost_coordinator(void **state)
 static void test_later_generation(void **state)
 {
     (void)state;
-    struct world *w = setup(small_spec(1000000), SHARD_GOES_SILENT, 1000);
+    struct world *w = setup(spec_small_job(1000000), SHARD_GOES_SILENT, 1000);
     assign(w, 1, "");
     run_until(w, has_started);
     assign(w, 2, "");

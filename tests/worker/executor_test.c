@@ -314,18 +314,6 @@ static void test_bits_of_large_parameters(void **state)
 
 /* ---- the rest ---- */
 
-static Tally__V1__JobSpec *small_spec(void)
-{
-    Tally__V1__JobSpec *spec = spec_new(9, 8, 4, 0, 4);
-    spec_synthetic(spec, 0, 20, 3, (const uint32_t[]){5}, 1, NULL, 0);
-    spec_synthetic(spec, 1, 10, 3, (const uint32_t[]){5}, 1, NULL, 0);
-    spec_linear(spec, "a", 6, true);
-    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_RELU);
-    spec_linear(spec, "b", 3, true);
-    spec_cross_entropy(spec, -100, 0);
-    return spec;
-}
-
 struct failing {
     struct transport transport;
     struct transport *inner;
@@ -380,7 +368,7 @@ static void test_failures_of_the_transport(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct solo solo;
         struct tally_error err;
-        solo_open(small_spec(), NULL, &solo);
+        solo_open(spec_small_job(4), NULL, &solo);
         struct failing f = {.transport = {failing_wait, failing_destination, failing_push, failing_flush},
                             .inner = solo.transport,
                             .fail_wait = cases[i].wait,
@@ -446,7 +434,7 @@ static void test_memory_is_as_planned(void **state)
 static void test_stops(void **state)
 {
     (void)state;
-    struct test_job *job = test_job_open(small_spec());
+    struct test_job *job = test_job_open(spec_small_job(4));
     struct test_rank rank;
     test_rank_open(job, 0, 1, NULL, &rank);
     executor_close(rank.executor); /* for one that can be stopped */
@@ -472,7 +460,7 @@ static void test_refuses_what_it_cannot_run(void **state)
     (void)state;
     struct solo solo;
     struct tally_error err;
-    solo_open(small_spec(), NULL, &solo);
+    solo_open(spec_small_job(4), NULL, &solo);
     struct action send = {.kind = ACTION_SEND};
     assert_int_equal(executor_run(solo.rank.executor, solo.transport, 1, &send, 1, &err), TALLY_EUNSUPPORTED);
     struct action deep = {.kind = ACTION_BACKWARD, .level = 30};
@@ -485,7 +473,7 @@ static void test_evaluates(void **state)
     (void)state;
     struct solo solo;
     struct tally_error err;
-    solo_open(small_spec(), NULL, &solo);
+    solo_open(spec_small_job(4), NULL, &solo);
     assert_int_equal(solo.rank.plan->evaluation.leaves, 3); /* 4 + 4 + 2 */
     double w[256];
     assert_true(solo.job->model->flat_count <= 256);

@@ -228,6 +228,18 @@ void spec_synthetic(Tally__V1__JobSpec *spec, int part, uint64_t samples, uint32
     s->target_shape = target_ndim ? copied(target_shape, target_ndim * sizeof *target_shape) : NULL;
 }
 
+Tally__V1__JobSpec *spec_small_job(uint64_t steps)
+{
+    Tally__V1__JobSpec *spec = spec_new(9, 8, 4, 0, steps);
+    spec_synthetic(spec, 0, 20, 3, (const uint32_t[]){5}, 1, NULL, 0);
+    spec_synthetic(spec, 1, 10, 3, (const uint32_t[]){5}, 1, NULL, 0);
+    spec_linear(spec, "a", 6, true);
+    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_RELU);
+    spec_linear(spec, "b", 3, true);
+    spec_cross_entropy(spec, -100, 0);
+    return spec;
+}
+
 void spec_npy(Tally__V1__JobSpec *spec, int part, const char *inputs, const char *targets, uint64_t limit)
 {
     Tally__V1__Source *source = add_source(spec, part);

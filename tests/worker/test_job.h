@@ -25,6 +25,9 @@ Tally__V1__Layer *spec_plain(Tally__V1__JobSpec *spec, const char *name, Tally__
 void spec_from(Tally__V1__Layer *layer, const char *name);
 /* All layers of the seed's CNN: conv1, pool, conv2, pool, flatten, fc1, relu, fc2. */
 void spec_seed_cnn(Tally__V1__JobSpec *spec);
+/* A whole job: 5-6-3 with relu, 20 training samples in batches of 8, micro-batches of 4 (an epoch is 3 steps, the last
+ * of one micro-batch), 10 test samples. All parameters are in slice 0 (a.weight .. b.bias). */
+Tally__V1__JobSpec *spec_small_job(uint64_t steps);
 /* part 0: train, 1: test */
 void spec_synthetic(Tally__V1__JobSpec *spec, int part, uint64_t samples, uint32_t classes, const uint32_t *shape,
                     size_t ndim, const uint32_t *target_shape, size_t target_ndim);

@@ -197,17 +197,6 @@ static void check_trains(Tally__V1__JobSpec *spec, struct run run)
     test_job_close(job);
 }
 
-static Tally__V1__JobSpec *small_spec(uint64_t steps)
-{
-    Tally__V1__JobSpec *spec = spec_new(9, 8, 4, 0, steps);
-    spec_synthetic(spec, 0, 20, 3, (const uint32_t[]){5}, 1, NULL, 0);
-    spec_linear(spec, "a", 6, true);
-    spec_plain(spec, NULL, TALLY__V1__LAYER__KIND_RELU);
-    spec_linear(spec, "b", 3, true);
-    spec_cross_entropy(spec, -100, 0);
-    return spec;
-}
-
 /* Some 5 MB in 7 slices. */
 static Tally__V1__JobSpec *large_spec(uint64_t steps)
 {
@@ -227,9 +216,10 @@ static void test_trains_small_models(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++) {
-        check_trains(small_spec(200), (struct run){1, 1, there, SHARD_WELL, 0, 0});
-        check_trains(small_spec(50), (struct run){2, 1, there, SHARD_WELL, 0, 0});
-        check_trains(small_spec(50), (struct run){3, 2, there, SHARD_WELL, 0, 0}); /* one worker and one shard idle */
+        check_trains(spec_small_job(200), (struct run){1, 1, there, SHARD_WELL, 0, 0});
+        check_trains(spec_small_job(50), (struct run){2, 1, there, SHARD_WELL, 0, 0});
+        check_trains(spec_small_job(50),
+                     (struct run){3, 2, there, SHARD_WELL, 0, 0}); /* one worker and one shard idle */
     }
 }
 
@@ -287,7 +277,7 @@ static void test_refused_push(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++)
-        check_fails(small_spec(50), (struct run){1, 1, there, SHARD_REFUSES, 5, 0}, TALLY_ESTATE,
+        check_fails(spec_small_job(50), (struct run){1, 1, there, SHARD_REFUSES, 5, 0}, TALLY_ESTATE,
                     WORDS("s0 refused", "slice 0 (a.weight .. b.bias)", "step 5", "it does not like it"));
 }
 
@@ -303,7 +293,7 @@ static void test_silent_shard(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++)
-        check_fails(small_spec(50), (struct run){1, 1, there, SHARD_GOES_SILENT, 4, 300}, TALLY_ETIMEDOUT,
+        check_fails(spec_small_job(50), (struct run){1, 1, there, SHARD_GOES_SILENT, 4, 300}, TALLY_ETIMEDOUT,
                     WORDS("w0 waited 0.3 s for slice 0 (a.weight .. b.bias) of version 4 from s0"));
 }
 
@@ -317,7 +307,7 @@ static void test_wrong_weights(void **state)
                   {SHARD_SENDS_WRONG_SLICE, "of a slice that is not its own"},
                   {SHARD_SENDS_WRONG_JOB, "of another job or generation"}};
     for (size_t i = 0; i < 3; i++)
-        check_fails(small_spec(50), (struct run){1, 1, i % 2, faults[i].fault, 2, 0}, TALLY_EINVAL,
+        check_fails(spec_small_job(50), (struct run){1, 1, i % 2, faults[i].fault, 2, 0}, TALLY_EINVAL,
                     WORDS("s0 sent weights", faults[i].word));
 }
 
@@ -325,7 +315,7 @@ static void test_nobody_there(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++) {
-        struct test_job *job = test_job_open(small_spec(5));
+        struct test_job *job = test_job_open(spec_small_job(5));
         char *const names[] = {"s0"}, *const addresses[] = {"unix:/tmp/tally-no-such-socket"};
         struct worker w = {.job = job, .on_data_thread = there, .shards = 1, .names = names, .addresses = addresses};
         test_rank_open(job, 0, 1, NULL, &w.rank);
@@ -342,7 +332,7 @@ static void test_interrupted_while_it_waits(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++) {
-        struct test_job *job = test_job_open(small_spec(50));
+        struct test_job *job = test_job_open(spec_small_job(50));
         struct worker w = {0};
         struct run run = {1, 1, there, SHARD_GOES_SILENT, 3, 0};
         struct fake_shards *shards = run_start(job, &run, &w);
@@ -369,7 +359,7 @@ static void test_watches_after_the_last_step(void **state)
 {
     (void)state;
     for (int refused = 0; refused < 2; refused++) {
-        struct test_job *job = test_job_open(small_spec(5));
+        struct test_job *job = test_job_open(spec_small_job(5));
         struct worker w = {0};
         struct run run = {1, 1, true, refused ? SHARD_REFUSES : SHARD_ENDS, 5, 0};
         struct fake_shards *shards = run_start(job, &run, &w);
@@ -396,7 +386,7 @@ static void test_watches_after_the_last_step(void **state)
 static void test_refuses_wrong_options(void **state)
 {
     (void)state;
-    struct test_job *job = test_job_open(small_spec(5));
+    struct test_job *job = test_job_open(spec_small_job(5));
     struct test_rank rank;
     test_rank_open(job, 0, 1, NULL, &rank);
     struct data_thread *data;
