@@ -81,6 +81,10 @@
 #define TALLY_WATCHERS_MAX 256
 #define TALLY_DOWNLOADS_MAX 32
 
+/* Who watches a job or takes a result and reads nothing for so long while something waits for it gives its place up: it
+ * can go on later where it was. */
+#define TALLY_READER_TIMEOUT_MS 60000
+
 /* Events that travel and are stored as one piece; several make a message. */
 #define TALLY_EVENT_BATCH_MAX_BYTES (256u << 10)
 

@@ -70,6 +70,17 @@ void coordinator_store_failed(struct coordinator *c, const struct tally_error *e
         job_apply(c->jobs[i], JOB_EVENT_FAILED, "the coordinator cannot keep its records: %s", err->message);
 }
 
+bool coordinator_reader_is_stuck(const struct coordinator *c, struct reader *reader, struct rpc_stream *stream,
+                                 uint64_t sent, int64_t now_ns)
+{
+    size_t queued_bytes = rpc_stream_queued_bytes(stream);
+    if (queued_bytes == 0 || queued_bytes != reader->queued_bytes || sent != reader->sent) {
+        *reader = (struct reader){.sent = sent, .queued_bytes = queued_bytes, .since_ns = now_ns};
+        return false;
+    }
+    return now_ns - reader->since_ns >= c->reader_timeout_ns;
+}
+
 /* ---- opening ---- */
 
 static tally_status restore_job(const struct store_job *stored, void *user, struct tally_error *err)
@@ -116,6 +127,8 @@ static void on_tick(uv_timer_t *timer)
     struct coordinator *c = timer->data;
     int64_t now_ns = tally_now_ns();
     cluster_tick(c, now_ns);
+    watch_tick(c, now_ns);
+    download_tick(c, now_ns);
     /* Ended jobs are many, live ones few and mostly new. */
     size_t left = c->live_jobs;
     for (size_t i = c->job_count; i > 0 && left > 0; i--) {
@@ -188,6 +201,7 @@ tally_status coordinator_open(uv_loop_t *loop, const struct coordinator_options 
     c->start_timeout_ns = given_ns(options->start_timeout_ms, TALLY_START_TIMEOUT_MS);
     c->end_timeout_ns = given_ns(options->end_timeout_ms, TALLY_END_TIMEOUT_MS);
     c->last_reports_timeout_ns = given_ns(options->last_reports_timeout_ms, TALLY_LAST_REPORTS_TIMEOUT_MS);
+    c->reader_timeout_ns = given_ns(options->reader_timeout_ms, TALLY_READER_TIMEOUT_MS);
     c->directory = strdup(options->directory);
     tally_status status = c->directory ? membership_open(c->lease_ns, &c->members, err)
                                        : tally_fail(err, TALLY_ENOMEM, "no memory for the coordinator");

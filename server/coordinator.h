@@ -17,7 +17,7 @@ struct coordinator_options {
     const char *directory; /* of its state: made if it is missing */
     /* 0: as in common/limits.h. */
     int64_t lease_ms;
-    int64_t start_timeout_ms, end_timeout_ms, last_reports_timeout_ms;
+    int64_t start_timeout_ms, end_timeout_ms, last_reports_timeout_ms, reader_timeout_ms;
 };
 
 /*

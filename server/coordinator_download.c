@@ -29,6 +29,7 @@ struct download {
     uv_work_t work;
     bool reading; /* work is under way: the download outlives its stream until it is done */
     bool gone, finished;
+    struct reader reader;
     unsigned char *chunk; /* read and not yet sent */
     size_t chunk_bytes;
     struct tally_error err; /* the work's result */
@@ -243,6 +244,14 @@ void download_request(struct rpc_stream *stream, const struct rpc_message *messa
     c->download_count++;
     rpc_stream_accept(stream, &events, d, &options);
     serve(d);
+}
+
+void download_tick(struct coordinator *c, int64_t now_ns)
+{
+    for (struct download *d = c->downloads; d; d = d->next) {
+        if (!d->gone && coordinator_reader_is_stuck(c, &d->reader, d->stream, d->offset, now_ns))
+            rpc_stream_cancel(d->stream);
+    }
 }
 
 void download_close(struct coordinator *c)

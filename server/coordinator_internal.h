@@ -32,7 +32,7 @@ struct coordinator {
     uv_loop_t *loop;
     char *directory;
     char address[RPC_ADDRESS_MAX];
-    int64_t lease_ns, start_timeout_ns, end_timeout_ns, last_reports_timeout_ns;
+    int64_t lease_ns, start_timeout_ns, end_timeout_ns, last_reports_timeout_ns, reader_timeout_ns;
     struct rpc_queue *queue;
     struct rpc_server *server;
     struct store *store;
@@ -110,6 +110,13 @@ struct session {
     bool refused;
 };
 
+/* How far a client has read what it is sent; zero at first. */
+struct reader {
+    uint64_t sent;
+    size_t queued_bytes;
+    int64_t since_ns;
+};
+
 #define REASON_MAX TALLY_ERROR_MESSAGE_MAX
 
 /* ---- coordinator.c ---- */
@@ -121,6 +128,10 @@ tally_status coordinator_add_job(struct coordinator *c, struct job *job, struct 
 void coordinator_drop_job(struct coordinator *c, struct job *job);
 /* A write failed: jobs that have not ended fail with the reason. */
 void coordinator_store_failed(struct coordinator *c, const struct tally_error *err);
+/* Called at every tick. true: something waits on the stream, and since reader_timeout_ms nothing of it was read. sent:
+ * grows with what is given to the stream. */
+bool coordinator_reader_is_stuck(const struct coordinator *c, struct reader *reader, struct rpc_stream *stream,
+                                 uint64_t sent, int64_t now_ns);
 /* After something that coordinator->busy counts has come back. */
 void coordinator_less_busy(struct coordinator *c);
 
@@ -190,8 +201,11 @@ extern const size_t jobs_method_count;
 void watch_request(struct rpc_stream *stream, const struct rpc_message *request, void *user);
 /* job has new durable events, or has ended: its watchers are served. */
 void watch_wake(struct coordinator *c, struct job *job);
+/* Ends the streams of those who read nothing. */
+void watch_tick(struct coordinator *c, int64_t now_ns);
 void watch_close(struct coordinator *c);
 void download_request(struct rpc_stream *stream, const struct rpc_message *request, void *user);
+void download_tick(struct coordinator *c, int64_t now_ns);
 void download_close(struct coordinator *c);
 /* DIR/results/ID/model.safetensors; malloc'd, NULL: out of memory. */
 char *download_path(const struct coordinator *c, uint64_t job);

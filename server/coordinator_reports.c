@@ -93,7 +93,7 @@ static bool take_step(struct job *job, const struct gang_node *shard, const Tall
 static void take_steps(struct job *job, const struct gang_node *shard, const Tally__V1__Steps *steps)
 {
     for (size_t i = 0; i < steps->n_records; i++) {
-        if (!take_step(job, shard, steps->records[i]))
+        if (!take_step(job, shard, steps->records[i]) || job_phase_is_terminal(job->phase))
             return;
     }
     job->record->step = job->reported;

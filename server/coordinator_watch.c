@@ -25,6 +25,7 @@ struct watcher {
     bool reading; /* work is under way: the watcher outlives its stream until it is done */
     bool gone;    /* the stream has ended */
     bool finished, blocked;
+    struct reader reader;
     struct event_batch *read_first; /* the work's result */
     struct tally_error read_err;
 };
@@ -230,6 +231,14 @@ void watch_request(struct rpc_stream *stream, const struct rpc_message *request,
     c->watcher_count++;
     rpc_stream_accept(stream, &events, w, &options);
     serve(w);
+}
+
+void watch_tick(struct coordinator *c, int64_t now_ns)
+{
+    for (struct watcher *w = c->watchers; w; w = w->next) {
+        if (!w->gone && coordinator_reader_is_stuck(c, &w->reader, w->stream, w->after, now_ns))
+            rpc_stream_cancel(w->stream);
+    }
 }
 
 void watch_close(struct coordinator *c)

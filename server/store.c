@@ -51,8 +51,8 @@ struct store {
     pthread_mutex_t mutex; /* of what follows */
     pthread_cond_t work;
     struct write_list waiting, finished;
-    size_t waiting_bytes; /* of writes whose done has not run */
-    bool closing;
+    size_t waiting_bytes;       /* of writes whose done has not run */
+    bool closing, ended;        /* the writer is to end; nothing is left of it but to be joined */
     struct tally_error failure; /* code TALLY_OK: none */
     void (*on_closed)(void *user);
     void *closed_user;
@@ -430,6 +430,8 @@ static void *writer_main(void *user)
         list_append(&store->finished, &list);
         uv_async_send(&store->wake);
     }
+    store->ended = true;
+    uv_async_send(&store->wake);
     pthread_mutex_unlock(&store->mutex);
     return NULL;
 }
@@ -441,6 +443,7 @@ static void on_wake(uv_async_t *handle)
     struct store *store = handle->data;
     pthread_mutex_lock(&store->mutex);
     struct write *w = list_take(&store->finished);
+    bool ended = store->ended;
     pthread_mutex_unlock(&store->mutex);
     while (w) {
         struct write *next = w->next;
@@ -452,6 +455,10 @@ static void on_wake(uv_async_t *handle)
         write_free(w);
         w = next;
     }
+    if (ended && !uv_is_closing((uv_handle_t *)handle)) {
+        pthread_join(store->writer, NULL);
+        uv_close((uv_handle_t *)handle, on_free);
+    }
 }
 
 void store_close(struct store *store, void (*on_closed)(void *user), void *user)
@@ -462,9 +469,6 @@ void store_close(struct store *store, void (*on_closed)(void *user), void *user)
     store->closing = true;
     pthread_cond_signal(&store->work);
     pthread_mutex_unlock(&store->mutex);
-    pthread_join(store->writer, NULL);
-    on_wake(&store->wake);
-    uv_close((uv_handle_t *)&store->wake, on_free);
 }
 
 static uint8_t *pack(const ProtobufCMessage *message, size_t *ret_bytes)

@@ -27,8 +27,8 @@ struct store;
  */
 tally_status store_open(uv_loop_t *loop, const char *directory, struct store **ret_store, struct tally_error *err);
 
-/* Writes what was given, calls what is to be called, then frees; on_closed(user) runs on the loop. Blocks until the
- * disk has it all. */
+/* Writes what was given, calls what is to be called, then frees; on_closed(user) runs on the loop. Does not wait for
+ * the disk itself. */
 void store_close(struct store *store, void (*on_closed)(void *user), void *user);
 
 /* How often this store has been opened, this time included: the coordinator's epoch. */

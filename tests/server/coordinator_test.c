@@ -118,22 +118,6 @@ static void check_result(struct fake_cluster *f, uint64_t id, const struct model
     safetensors_close(file);
 }
 
-static void expect_end(struct fake_watch *w, Tally__V1__JobState state, const char *text)
-{
-    assert_int_equal(w->end.code, TALLY_OK);
-    assert_false(w->gap);
-    if (w->state != state || !strstr(w->reason, text))
-        fail_msg("ended in state %d: %s", (int)w->state, w->reason);
-}
-
-static void stop_job(struct fake_cluster *f, uint64_t id, const char *reason)
-{
-    Tally__V1__StopRequest request = TALLY__V1__STOP_REQUEST__INIT;
-    request.job = id;
-    request.reason = (char *)(uintptr_t)reason;
-    tally__v1__job__free_unpacked((Tally__V1__Job *)fake_call(f, "Stop", &request.base, NULL), NULL);
-}
-
 /* ---- results over RPC ---- */
 
 struct fetched {
@@ -266,7 +250,7 @@ static void a_whole_job(void **state)
     assert_int_equal(g.s0->fetches, 0); /* the last steps' report is still out */
     fake_steps(g.s0, 13, 20);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__SUCCEEDED, "all 20 steps are done");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__SUCCEEDED, "all 20 steps are done");
     assert_int_equal(w->steps, 20);
     double sum = 0;
     for (int step = 1; step <= 20; step++)
@@ -431,9 +415,9 @@ static void a_worker_dies(void **state)
     fake_until(f, g.s1->fetches == 1);
     fake_steps(g.s0, 5, 5); /* on its way while the weights were fetched */
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED,
-               "worker w10 was lost: its connection closed (it last said: step 6: waits for slice 1 from s1); "
-               "shard s0: the stream of worker w10 broke");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED,
+                     "worker w10 was lost: its connection closed (it last said: step 6: waits for slice 1 from s1); "
+                     "shard s0: the stream of worker w10 broke");
     assert_int_equal(w->steps, 5);
     assert_true(w->notices >= 1);
     check_result(f, id, g.model, 5);
@@ -454,7 +438,7 @@ static void a_shard_dies(void **state)
     fake_until(f, w->steps == 4);
     fake_kill(f, g.s1);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "shard s1 was lost: its connection closed");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "shard s1 was lost: its connection closed");
     fake_until(f, g.s0->end_job && g.w0->end_job && g.w1->end_job);
     assert_int_equal(g.s0->end_jobs + g.w0->end_jobs + g.w1->end_jobs, 3);
     struct fetched r = fetch_result(f, id, "model.safetensors", 0);
@@ -482,7 +466,7 @@ static void a_lease_runs_out(void **state)
     g.w0->silent = true;
     fake_until(f, !w->stream);
     assert_in_range((tally_now_ns() - begin) / 1000000, 200, 2000);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "worker w2 was lost: no heartbeat for 0.3 s");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "worker w2 was lost: no heartbeat for 0.3 s");
     check_result(f, id, g.model, 4);
     fake_until(f, !g.w0->stream);
     assert_int_equal(g.w0->end.code, TALLY_ETIMEDOUT);
@@ -530,12 +514,12 @@ static void a_stop_keeps_the_weights(void **state)
     g.s1->version = 8; /* shard 0 is a step ahead */
     g.s1->oldest = 7;
     fake_until(f, w->steps == 8);
-    stop_job(f, id, "Ctrl-C");
+    fake_stop_job(f, id, "Ctrl-C");
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__STOPPED, "a stop was asked for: Ctrl-C");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__STOPPED, "a stop was asked for: Ctrl-C");
     assert_int_equal(g.w0->end_jobs, 1);
     check_result(f, id, g.model, 8);
-    stop_job(f, id, "again"); /* no error */
+    fake_stop_job(f, id, "again"); /* no error */
     Tally__V1__Job *job = fake_get(f, id);
     assert_int_equal(job->state, TALLY__V1__JOB_STATE__STOPPED);
     tally__v1__job__free_unpacked(job, NULL);
@@ -549,18 +533,18 @@ static void a_stop_before_the_start_leaves_nothing(void **state)
     (void)state;
     struct fake_cluster *f = fake_open(10000);
     uint64_t queued = fake_submit(f, "one", "2", 2);
-    stop_job(f, queued, "");
+    fake_stop_job(f, queued, "");
     struct fake_watch *w = fake_watch_open(f, queued, 0, false);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__STOPPED, "a stop was asked for");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__STOPPED, "a stop was asked for");
     fake_watch_free(w);
     uint64_t opening = fake_submit(f, "two", "2", 2);
     w = fake_watch_open(f, opening, 0, false);
     struct gang g = join_gang(f);
     fake_until(f, g.s0->open_job && g.s1->open_job);
-    stop_job(f, opening, "");
+    fake_stop_job(f, opening, "");
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__STOPPED, "a stop was asked for");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__STOPPED, "a stop was asked for");
     fake_until(f, g.s0->end_job && g.s1->end_job);
     assert_null(g.w0->end_job); /* it was never given the job */
     assert_int_equal(g.s0->fetches, 0);
@@ -585,7 +569,7 @@ static void a_job_that_fails_at_opening(void **state)
     fake_opened(g.s0);
     fake_job_failed(g.s1, "start.safetensors: no such file");
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "shard s1: start.safetensors: no such file");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "shard s1: start.safetensors: no such file");
     assert_null(g.w0->assign);
     fake_watch_free(w);
     fake_close(f);
@@ -602,7 +586,7 @@ static void a_worker_that_cannot_start(void **state)
     assign_gang(f, &g, id);
     fake_job_failed(g.w1, "train-images: it is short");
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "worker w10: train-images: it is short");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "worker w10: train-images: it is short");
     fake_watch_free(w);
     fake_close(f);
     model_free(g.model);
@@ -631,7 +615,7 @@ static void impossible_reports_fail_the_job(void **state)
         else
             fake_finished(g.w1, 19);
         fake_until(f, !w->stream);
-        expect_end(w, TALLY__V1__JOB_STATE__FAILED, texts[i]);
+        fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, texts[i]);
         check_result(f, id, g.model, 4);
         fake_watch_free(w);
     }
@@ -654,7 +638,7 @@ static void weights_that_cannot_be_written(void **state)
     fake_steps(g.s0, 1, 20);
     finish_gang(&g);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "the weights could not be kept: ");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "the weights could not be kept: ");
     assert_non_null(strstr(w->reason, path));
     fake_watch_free(w);
     fake_close(f);
@@ -677,10 +661,10 @@ static void shards_are_asked_until_they_are_there(void **state)
     fake_until(f, strstr(w->reason, "the weights are fetched"));
     fake_poll_for(f, 100);
     assert_int_equal(g.s1->fetches, 0);
-    stop_job(f, id, "too late");
+    fake_stop_job(f, id, "too late");
     hold_version(&g, 20);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__SUCCEEDED, "all 20 steps");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__SUCCEEDED, "all 20 steps");
     check_result(f, id, g.model, 20);
     fake_watch_free(w);
 
@@ -689,10 +673,10 @@ static void shards_are_asked_until_they_are_there(void **state)
     start_gang(f, &g, id);
     fake_steps(g.s0, 1, 3);
     g.s1->deaf = true;
-    stop_job(f, id, "");
+    fake_stop_job(f, id, "");
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED,
-               "the weights could not be kept: shard s1 does not say what it holds: it is deaf");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED,
+                     "the weights could not be kept: shard s1 does not say what it holds: it is deaf");
     fake_watch_free(w);
     fake_close(f);
     model_free(g.model);
@@ -712,7 +696,7 @@ static void waits_have_ends(void **state)
     fake_until(f, g.s0->open_job);
     fake_opened(g.s0);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "waited in vain for shard s1 (reads start.safetensors)");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "waited in vain for shard s1 (reads start.safetensors)");
     fake_watch_free(w);
 
     id = fake_submit(f, "assigning", "2", 2);
@@ -721,7 +705,7 @@ static void waits_have_ends(void **state)
     fake_started(g.w0);
     g.w0->answers_ended = false;
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "waited in vain for worker w10");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "waited in vain for worker w10");
     assert_string_equal(w->notice, "goes on without worker w2");
     fake_watch_free(w);
     /* One that never let go is not given another job. */
@@ -738,8 +722,8 @@ static void waits_have_ends(void **state)
     fake_finished(g.w0, 20);
     fake_finished(g.w1, 20);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED,
-               "waited in vain for the evaluation after step 20: 3 of 4 micro-batches");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED,
+                     "waited in vain for the evaluation after step 20: 3 of 4 micro-batches");
     check_result(f, id, g.model, 20);
     fake_watch_free(w);
     fake_close(f);
@@ -765,7 +749,7 @@ static void a_full_disk_ends_the_job(void **state)
     fake_steps(g.s0, 4, 6);
     fake_until(f, !w->stream);
     setrlimit(RLIMIT_FSIZE, &old);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "the coordinator cannot keep its records: ");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "the coordinator cannot keep its records: ");
     assert_non_null(strstr(w->reason, f->directory));
     fake_watch_free(w);
     Tally__V1__Version version = TALLY__V1__VERSION__INIT;
@@ -784,7 +768,7 @@ static void a_full_disk_ends_the_job(void **state)
     fake_restart(f); /* there is room again */
     w = fake_watch_open(f, id, 0, false);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "restarted");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "restarted");
     assert_int_equal(w->steps, 3);
     fake_watch_free(w);
     fake_close(f);
@@ -808,7 +792,7 @@ static void first_in_first_out(void **state)
     assert_string_equal(job->reason, "waits for 2 workers: 1 of 2 here");
     tally__v1__job__free_unpacked(job, NULL);
     assert_null(s0->open_job);
-    stop_job(f, large, "");
+    fake_stop_job(f, large, "");
     fake_until(f, s0->open_job);
     assert_int_equal(s0->open_job->job, small);
     fake_opened(s0);
@@ -842,7 +826,7 @@ static void a_restart_keeps_what_was_acknowledged(void **state)
     fake_start(f);
     w = fake_watch_open(f, running, seen, false);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__FAILED, "the coordinator was restarted while the job was RUNNING");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__FAILED, "the coordinator was restarted while the job was RUNNING");
     assert_int_equal(w->steps, 0); /* those that were seen are not told again */
     fake_watch_free(w);
     Tally__V1__Job *job = fake_get(f, running);
@@ -884,59 +868,7 @@ static void what_cannot_be_opened_is_told(void **state)
     fake_close(f);
 }
 
-/* ---- many events ---- */
-
-/* A reader that does not read costs a page, not the job's events; it gets all of them later, from the store. */
-static void a_slow_watcher_misses_nothing(void **state)
-{
-    (void)state;
-    struct fake_cluster *f = fake_open(10000);
-    Tally__V1__Version version = TALLY__V1__VERSION__INIT;
-    Tally__V1__SubmitRequest request = TALLY__V1__SUBMIT_REQUEST__INIT;
-    version.major = TALLY_PROTOCOL_MAJOR;
-    request.version = &version;
-    request.request_id = "long";
-    request.spec = fake_spec("1", 1);
-    request.spec->train->epochs = 3000; /* 30,000 steps */
-    request.spec->data->test->synthetic->samples = 20;
-    request.facts = fake_facts();
-    Tally__V1__Job *job = (Tally__V1__Job *)fake_call(f, "Submit", &request.base, NULL);
-    uint64_t id = job->id;
-    assert_int_equal(job->steps, 30000);
-    tally__v1__job__free_unpacked(job, NULL);
-    tally__v1__job_spec__free_unpacked(request.spec, NULL);
-    tally__v1__data_facts__free_unpacked(request.facts, NULL);
-    struct fake_watch *slow = fake_watch_open(f, id, 0, true), *quick = fake_watch_open(f, id, 0, false);
-    struct fake_node *s0 = fake_join(f, "s0"), *w0 = fake_join(f, "w0");
-    struct model *model = fake_model();
-    s0->model = model;
-    fake_until(f, s0->open_job);
-    fake_opened(s0);
-    fake_until(f, w0->assign);
-    fake_started(w0);
-    for (uint64_t step = 0; step < 30000; step += 1500) {
-        fake_steps(s0, step + 1, step + 1500);
-        fake_poll(f);
-    }
-    fake_until(f, quick->steps == 30000);
-    assert_true(slow->messages <= 4 && slow->steps < 30000);
-    s0->version = 29999;
-    s0->oldest = 29998;
-    stop_job(f, id, "");
-    fake_until(f, !quick->stream);
-    expect_end(quick, TALLY__V1__JOB_STATE__STOPPED, "");
-    assert_true(slow->messages <= 4);
-    slow->holds = false;
-    rpc_stream_grant(slow->stream, 4);
-    fake_until(f, !slow->stream);
-    expect_end(slow, TALLY__V1__JOB_STATE__STOPPED, "");
-    assert_int_equal(slow->steps, 30000);
-    assert_true(slow->loss_sum == quick->loss_sum);
-    fake_watch_free(slow);
-    fake_watch_free(quick);
-    fake_close(f);
-    model_free(model);
-}
+/* ---- clients ---- */
 
 /* A client that goes in the middle of everything leaves nothing behind. */
 static void clients_may_vanish(void **state)
@@ -958,7 +890,7 @@ static void clients_may_vanish(void **state)
     finish_gang(&g);
     struct fake_watch *w = fake_watch_open(f, id, 0, false);
     fake_until(f, !w->stream);
-    expect_end(w, TALLY__V1__JOB_STATE__SUCCEEDED, "");
+    fake_watch_ended(w, TALLY__V1__JOB_STATE__SUCCEEDED, "");
     fake_watch_free(w);
     fake_close(f);
     model_free(g.model);
@@ -990,7 +922,6 @@ int main(void)
         cmocka_unit_test(first_in_first_out),
         cmocka_unit_test(a_restart_keeps_what_was_acknowledged),
         cmocka_unit_test(what_cannot_be_opened_is_told),
-        cmocka_unit_test(a_slow_watcher_misses_nothing),
         cmocka_unit_test(clients_may_vanish),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -37,6 +37,7 @@ static void *coordinator_thread(void *user)
         .start_timeout_ms = f->start_timeout_ms,
         .end_timeout_ms = f->end_timeout_ms,
         .last_reports_timeout_ms = f->last_reports_timeout_ms,
+        .reader_timeout_ms = f->reader_timeout_ms,
     };
     uv_loop_init(&f->loop);
     uv_async_init(&f->loop, &f->stop, on_stop);
@@ -606,7 +607,7 @@ struct fake_watch *fake_watch_open(struct fake_cluster *f, uint64_t job, uint64_
     w->last_seq = after;
     w->holds = holds;
     if (rpc_stream_open(f->channel, f->queue, &tally__v1__jobs__descriptor, "Watch", &events, w,
-                        &(struct rpc_stream_options){.credits = 4}, &w->stream, &err) != TALLY_OK ||
+                        &(struct rpc_stream_options){.credits = holds ? 1 : 4}, &w->stream, &err) != TALLY_OK ||
         rpc_stream_send(w->stream, &request.base, &err) != TALLY_OK)
         fail_msg("%s", err.message);
     rpc_stream_close(w->stream);
@@ -617,4 +618,20 @@ void fake_watch_free(struct fake_watch *w)
 {
     assert_null(w->stream);
     free(w);
+}
+
+void fake_watch_ended(const struct fake_watch *w, Tally__V1__JobState state, const char *text)
+{
+    assert_int_equal(w->end.code, TALLY_OK);
+    assert_false(w->gap);
+    if (w->state != state || !strstr(w->reason, text))
+        fail_msg("ended in state %d: %s", (int)w->state, w->reason);
+}
+
+void fake_stop_job(struct fake_cluster *f, uint64_t job, const char *reason)
+{
+    Tally__V1__StopRequest request = TALLY__V1__STOP_REQUEST__INIT;
+    request.job = job;
+    request.reason = (char *)(uintptr_t)reason;
+    tally__v1__job__free_unpacked((Tally__V1__Job *)fake_call(f, "Stop", &request.base, NULL), NULL);
 }

@@ -58,7 +58,8 @@ struct fake_watch {
 
 struct fake_cluster {
     char directory[64], listen[96];
-    int64_t lease_ms, start_timeout_ms, end_timeout_ms, last_reports_timeout_ms; /* changed before fake_restart */
+    int64_t lease_ms, start_timeout_ms, end_timeout_ms, last_reports_timeout_ms,
+        reader_timeout_ms; /* changed before fake_restart */
     pthread_t thread;
     uv_loop_t loop;
     uv_async_t stop;
@@ -124,5 +125,8 @@ ProtobufCMessage *fake_call(struct fake_cluster *f, const char *method, const Pr
 uint64_t fake_submit(struct fake_cluster *f, const char *request_id, const char *workers, unsigned shards);
 Tally__V1__Job *fake_get(struct fake_cluster *f, uint64_t job);
 struct fake_watch *fake_watch_open(struct fake_cluster *f, uint64_t job, uint64_t after, bool holds);
+/* It has ended with the event of this state, whose reason has text in it. */
+void fake_watch_ended(const struct fake_watch *w, Tally__V1__JobState state, const char *text);
 void fake_watch_free(struct fake_watch *w);
+void fake_stop_job(struct fake_cluster *f, uint64_t job, const char *reason);
 #endif

@@ -451,6 +451,31 @@ static void the_queue_is_bounded(void **state)
     assert_int_equal(o.count, taken + 1); /* closing waits for what was taken */
 }
 
+/* A disk that hangs holds up nobody who closes the store. */
+static void closing_does_not_wait_for_the_disk(void **state)
+{
+    struct fixture *f = *state;
+    open_store(f);
+    char path[128];
+    sqlite3 *db = NULL;
+    snprintf(path, sizeof path, "%s/jobs.sqlite", f->directory);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    struct outcome o = {0};
+    assert_int_equal(insert_job(f->store, 1, "one", NULL, note_outcome, &o), TALLY_OK);
+    uint64_t before = uv_hrtime();
+    store_close(f->store, NULL, NULL);
+    uv_run(&f->loop, UV_RUN_NOWAIT);
+    assert_true(uv_hrtime() - before < 1000000000);
+    assert_int_equal(o.count, 0);
+    assert_int_equal(sqlite3_exec(db, "COMMIT", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+    uv_run(&f->loop, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&f->loop), 0);
+    assert_int_equal(o.count, 1);
+    assert_int_equal(o.failed, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -461,6 +486,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(bad_directories_are_told, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_full_disk_is_told_and_nothing_is_skipped, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_queue_is_bounded, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(closing_does_not_wait_for_the_disk, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
