@@ -25,7 +25,7 @@
 #include "common/error.h"
 
 /* Once a process, before anything else here and after everything else has been freed. A process may not fork in between
- * without exec. */
+ * without exec. Also tells malloc to keep the pages of buffers that it will be asked for again (mallopt). */
 void rpc_global_init(void);
 void rpc_global_shutdown(void);
 
