@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -240,20 +242,40 @@ static tally_status wait_for_coordinator(struct local_cluster *cluster, struct t
     return TALLY_OK;
 }
 
-/* A private folder whose sockets' paths fit sun_path. */
-static tally_status make_dir(struct local_cluster *cluster, struct tally_error *err)
+/* A random name that nothing has. */
+static bool draw_name(char *name, size_t length)
 {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+    unsigned char random[8];
+    if (length > sizeof random || getrandom(random, length, 0) != (ssize_t)length)
+        return false;
+    for (size_t i = 0; i < length; i++)
+        name[i] = letters[random[i] % (sizeof letters - 1)];
+    return true;
+}
+
+/*
+ * A private folder whose sockets' paths fit sun_path. The coordinator makes and removes it, so that none is left
+ * wherever this process is killed; that it can be made is found out here, where it can be said best.
+ */
+static tally_status name_dir(struct local_cluster *cluster, struct tally_error *err)
+{
+    enum { RANDOM = 6 };
     const char *base = getenv("TMPDIR");
     if (!base || base[0] != '/' || strlen(base) + sizeof "/tally-XXXXXX" > sizeof cluster->dir)
         base = "/tmp";
-    snprintf(cluster->dir, sizeof cluster->dir, "%s/tally-XXXXXX", base);
-    if (!mkdtemp(cluster->dir)) {
-        tally_fail_errno(err, "a folder for the cluster's sockets, %s", cluster->dir);
+    if (access(base, W_OK | X_OK) != 0) {
+        tally_fail_errno(err, "no folder for the cluster's sockets can be made in %s", base);
         if (err)
             err->code = TALLY_EIO; /* also where TMPDIR is not there: no job was looked for */
-        cluster->dir[0] = '\0';
         return TALLY_EIO;
     }
+    struct stat info;
+    do {
+        snprintf(cluster->dir, sizeof cluster->dir, "%s/tally-XXXXXX", base);
+        if (!draw_name(cluster->dir + strlen(cluster->dir) - RANDOM, RANDOM))
+            return tally_fail_errno(err, "getrandom");
+    } while (lstat(cluster->dir, &info) == 0);
     snprintf(cluster->address, sizeof cluster->address, "unix:%s/coordinator.sock", cluster->dir);
     _Static_assert(sizeof cluster->dir + sizeof "/coordinator.sock" < TALLY_UNIX_PATH_MAX, "a socket's path must fit");
     return TALLY_OK;
@@ -281,7 +303,7 @@ tally_status local_cluster_start(uv_loop_t *loop, const struct local_cluster_opt
     if (status == TALLY_OK)
         status = find_binary("worker", "tally-worker", &cluster->worker, err);
     if (status == TALLY_OK)
-        status = make_dir(cluster, err);
+        status = name_dir(cluster, err);
     if (status == TALLY_OK)
         status = spawn_coordinator(cluster, err);
     if (status == TALLY_OK)
@@ -370,6 +392,15 @@ static void on_grace_over(uv_timer_t *timer)
     signal_all(timer->data, SIGKILL);
 }
 
+/* Where the coordinator could not do it: it was killed, perhaps at that (coordinator_main.c, remove_private). */
+static void remove_dir(const char *dir)
+{
+    char away[sizeof((struct local_cluster *)NULL)->dir + sizeof ".end"];
+    snprintf(away, sizeof away, "%s.end", dir);
+    file_remove_tree(dir);
+    file_remove_tree(away);
+}
+
 void local_cluster_stop(struct local_cluster *cluster, int64_t grace_ms)
 {
     if (!cluster)
@@ -391,7 +422,7 @@ void local_cluster_stop(struct local_cluster *cluster, int64_t grace_ms)
     for (int i = 0; i < 3; i++) /* lets the handles close */
         uv_run(cluster->loop, UV_RUN_NOWAIT);
     if (cluster->dir[0])
-        file_remove_tree(cluster->dir);
+        remove_dir(cluster->dir);
     free(cluster->log_dir);
     free(cluster->server);
     free(cluster->worker);

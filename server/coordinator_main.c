@@ -1,7 +1,10 @@
 /* tally-server coordinator: the coordinator and the signals that end it. */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -99,10 +102,13 @@ static bool is_inside(const char *path, const char *folder)
            !strstr(path + length, "..");
 }
 
-static void remove_private(const char *folder, const char *state)
+/* Out of the way first: a node that starts right now would put its socket where files are being removed. */
+static void remove_private(const char *folder)
 {
-    if (folder && is_inside(state, folder))
-        file_remove_tree(folder);
+    char *away = NULL;
+    bool moved = asprintf(&away, "%s.end", folder) > 0 && rename(folder, away) == 0;
+    file_remove_tree(moved ? away : folder);
+    free(away);
 }
 
 int coordinator_main(int argc, char **argv)
@@ -114,13 +120,11 @@ int coordinator_main(int argc, char **argv)
         [LISTEN] = {"listen", "ADDR", "where clients and nodes reach it: unix:/path or host:port", true, NULL},
         [STATE] = {"state", "DIR", "its folder: jobs, events and results; made if it is missing", true, NULL},
         [LEASE] = {"lease-ms", "MS", "a node that is not heard of for so long is lost", false, lease_default},
-        [PRIVATE] = {"private", "DIR", "the folder of a cluster made for one run, removed at the end", false, NULL},
+        [PRIVATE] = {"private", "DIR", "a folder for one run: made at the start, removed at the end", false, NULL},
     };
     enum tally_log_level level;
     long lease_ms;
     int code = daemon_parse(PROGRAM, "owns jobs, membership, gangs and results", argc, argv, options, OPTIONS, &level);
-    if (code == 1) /* the parent has gone: nobody else is left to do it */
-        remove_private(options[PRIVATE].value, options[STATE].value);
     if (code != DAEMON_GO_ON)
         return code;
     if (daemon_number(PROGRAM, &options[LEASE], LEASE_MAX_MS, &lease_ms) != 0)
@@ -133,6 +137,10 @@ int coordinator_main(int argc, char **argv)
         fprintf(stderr, "%s: --private %s: expected a folder that --state is in\n", PROGRAM, options[PRIVATE].value);
         return 2;
     }
+    if (options[PRIVATE].value && mkdir(options[PRIVATE].value, 0700) != 0) {
+        fprintf(stderr, "%s: cannot make the folder %s: %s\n", PROGRAM, options[PRIVATE].value, strerror(errno));
+        return 1;
+    }
     tally_log_init("coordinator", "", level);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of the write */
@@ -140,7 +148,8 @@ int coordinator_main(int argc, char **argv)
     const struct coordinator_options coordinator = {
         .listen = options[LISTEN].value, .directory = options[STATE].value, .lease_ms = lease_ms};
     code = run(&coordinator);
-    remove_private(options[PRIVATE].value, options[STATE].value);
+    if (options[PRIVATE].value)
+        remove_private(options[PRIVATE].value);
     daemon_end_within(STOP_MS / 1000, code);
     rpc_global_shutdown();
     return code;
