@@ -96,8 +96,7 @@ static void on_end(struct rpc_stream *stream, const struct tally_error *end, voi
         file_atomic_commit(f->out, &err);
     if (err.code == TALLY_OK)
         check_sum(f, &err);
-    if (f->done)
-        f->done(&err, f->user);
+    f->done(&err, f->user);
     result_file_free(f);
 }
 
@@ -137,6 +136,5 @@ tally_status result_file_get(struct rpc_channel *channel, struct rpc_queue *queu
 
 void result_file_cancel(struct result_file *f)
 {
-    f->done = NULL;
     rpc_stream_cancel(f->stream);
 }

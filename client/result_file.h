@@ -16,6 +16,6 @@ typedef void (*result_file_done)(const struct tally_error *end, void *user);
 tally_status result_file_get(struct rpc_channel *channel, struct rpc_queue *queue, uint64_t job, const char *name,
                              const char *path, const char *sha256, result_file_done done, void *user,
                              struct result_file **ret_file, struct tally_error *err);
-/* done is not called any more. */
+/* Has done called soon, with TALLY_ECANCELLED unless the end was already on its way. */
 void result_file_cancel(struct result_file *file);
 #endif

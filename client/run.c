@@ -20,6 +20,7 @@
 #include "common/clock.h"
 #include "common/daemon.h"
 #include "common/limits.h"
+#include "common/message_copy.h"
 #include "model/spec.h"
 #include "proto/jobs.pb-c.h"
 #include "proto/rpc.h"
@@ -41,11 +42,16 @@
 /* Processes of this machine join within a second or two; on a slow one, and where they are many, it takes longer. */
 #define JOIN_TIMEOUT_NS(processes) (INT64_C(30000000000) + (int64_t)(processes)*INT64_C(250000000))
 #define CLUSTER_GRACE_MS 5000
+/* Cancelled calls end at once, but for a machine that is very busy. */
+#define CALLS_END_NS (INT64_C(2) * 1000000000)
 #define WATCH_CREDITS 64
 
 /* Those that stop the job; the last one is that of a terminal that is closed. */
 static const int signal_numbers[] = {SIGINT, SIGTERM, SIGHUP};
 #define SIGNALS (sizeof signal_numbers / sizeof signal_numbers[0])
+
+/* What is asked of the coordinator, each once at a time. */
+enum asked { SUBMIT, WATCH, STOP, ALIVE, RESULT, ASKED };
 
 struct run {
     uv_loop_t *loop;
@@ -53,6 +59,7 @@ struct run {
     uv_signal_t signals[SIGNALS];
     struct rpc_queue *queue;
     struct rpc_channel *channel;
+    struct rpc_stream *calls[ASKED]; /* under way */
     struct local_cluster *cluster;
     struct run_output *output;
     struct progress progress;
@@ -61,7 +68,6 @@ struct run {
     uint64_t id;              /* 0: not submitted yet */
     uint64_t last_seq;        /* of the events */
     int64_t heard_ns;         /* when the coordinator said something last */
-    bool asking;              /* whether it lives */
     Tally__V1__Job *last_job; /* the answer to Get, once it has ended */
     bool has_weights;
     bool interrupted;
@@ -129,12 +135,42 @@ static bool is_terminal(Tally__V1__JobState state)
            state == TALLY__V1__JOB_STATE__STOPPED;
 }
 
+/* ---- calls ---- */
+
+static void ask(struct run *run, enum asked what, const char *method, const ProtobufCMessage *request,
+                const struct rpc_stream_options *options, rpc_unary_done done)
+{
+    struct tally_error err = {0};
+    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, method, request, options, done, run,
+                  &run->calls[what], &err) != TALLY_OK)
+        end_error(run, &err);
+}
+
+static bool is_asking(const struct run *run)
+{
+    bool asking = run->file != NULL;
+    for (size_t i = 0; i < ASKED; i++)
+        asking = asking || run->calls[i];
+    return asking;
+}
+
+static void cancel_calls(struct run *run)
+{
+    if (run->file)
+        result_file_cancel(run->file);
+    for (size_t i = 0; i < ASKED; i++)
+        if (run->calls[i])
+            rpc_stream_cancel(run->calls[i]);
+}
+
 /* ---- results ---- */
 
 static void on_result_file(const struct tally_error *end, void *user)
 {
     struct run *run = user;
     run->file = NULL;
+    if (run->over)
+        return;
     if (end->code == TALLY_OK) {
         run->has_weights = true;
         end_run(run);
@@ -147,17 +183,14 @@ static void on_last_job(const struct tally_error *end, const struct rpc_message 
 {
     struct run *run = user;
     struct tally_error err = {0};
+    run->calls[RESULT] = NULL;
+    if (run->over)
+        return;
     if (end->code != TALLY_OK) {
         end_unreachable(run, "asking for the result", end);
         return;
     }
-    size_t bytes = protobuf_c_message_get_packed_size(reply->header);
-    uint8_t *packed = malloc(bytes ? bytes : 1);
-    if (packed) {
-        protobuf_c_message_pack(reply->header, packed);
-        run->last_job = tally__v1__job__unpack(NULL, bytes, packed);
-    }
-    free(packed);
+    run->last_job = message_copy(reply->header);
     if (!run->last_job) {
         tally_fail(&err, TALLY_ENOMEM, "no memory for the job's description");
         end_error(run, &err);
@@ -171,12 +204,9 @@ static void on_last_job(const struct tally_error *end, const struct rpc_message 
 
 static void job_ended(struct run *run)
 {
-    struct tally_error err = {0};
     Tally__V1__JobRef request = TALLY__V1__JOB_REF__INIT;
     request.id = run->id;
-    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Get", &request.base, NULL, on_last_job, run,
-                  NULL, &err) != TALLY_OK)
-        end_error(run, &err);
+    ask(run, RESULT, "Get", &request.base, NULL, on_last_job);
 }
 
 /* ---- events ---- */
@@ -214,6 +244,7 @@ static void on_watch_end(struct rpc_stream *stream, const struct tally_error *en
 {
     struct run *run = user;
     (void)stream;
+    run->calls[WATCH] = NULL;
     if (run->over)
         return;
     if (end->code == TALLY_OK && is_terminal(run->state))
@@ -226,18 +257,18 @@ static void watch(struct run *run)
 {
     static const struct rpc_stream_events events = {.on_message = on_events, .on_end = on_watch_end};
     struct rpc_stream_options options = {.credits = WATCH_CREDITS};
-    struct rpc_stream *stream = NULL;
+    struct rpc_stream **stream = &run->calls[WATCH];
     struct tally_error err = {0};
     Tally__V1__WatchRequest request = TALLY__V1__WATCH_REQUEST__INIT;
     request.job = run->id;
     request.after = run->last_seq;
-    if (rpc_stream_open(run->channel, run->queue, &tally__v1__jobs__descriptor, "Watch", &events, run, &options,
-                        &stream, &err) != TALLY_OK ||
-        rpc_stream_send(stream, &request.base, &err) != TALLY_OK) {
+    if (rpc_stream_open(run->channel, run->queue, &tally__v1__jobs__descriptor, "Watch", &events, run, &options, stream,
+                        &err) != TALLY_OK ||
+        rpc_stream_send(*stream, &request.base, &err) != TALLY_OK) {
         end_error(run, &err);
         return;
     }
-    rpc_stream_close(stream);
+    rpc_stream_close(*stream);
 }
 
 /* ---- stopping ---- */
@@ -246,20 +277,18 @@ static void on_stop_answer(const struct tally_error *end, const struct rpc_messa
 {
     struct run *run = user;
     (void)reply;
+    run->calls[STOP] = NULL;
     if (end->code != TALLY_OK && !run->over)
         end_unreachable(run, "stopping the job", end);
 }
 
 static void ask_stop(struct run *run)
 {
-    struct tally_error err = {0};
     Tally__V1__StopRequest request = TALLY__V1__STOP_REQUEST__INIT;
     request.job = run->id;
     request.reason = "interrupted";
     run->stop_deadline_ns = tally_now_ns() + STOP_TIMEOUT_NS;
-    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Stop", &request.base, NULL, on_stop_answer,
-                  run, NULL, &err) != TALLY_OK)
-        end_error(run, &err);
+    ask(run, STOP, "Stop", &request.base, NULL, on_stop_answer);
 }
 
 static void on_signal(uv_signal_t *handle, int number)
@@ -294,6 +323,7 @@ static void on_signal(uv_signal_t *handle, int number)
 static void on_submitted(const struct tally_error *end, const struct rpc_message *reply, void *user)
 {
     struct run *run = user;
+    run->calls[SUBMIT] = NULL;
     if (run->over)
         return;
     if (end->code != TALLY_OK) {
@@ -325,7 +355,7 @@ static tally_status submit(struct run *run, struct tally_error *err)
     request.facts = (Tally__V1__DataFacts *)job_file_facts(run->job);
     struct rpc_stream_options options = {.timeout_ms = SUBMIT_TIMEOUT_MS, .wait_for_ready = true};
     return rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Submit", &request.base, &options,
-                     on_submitted, run, NULL, err);
+                     on_submitted, run, &run->calls[SUBMIT], err);
 }
 
 /* ---- the clock ---- */
@@ -334,7 +364,7 @@ static void on_alive(const struct tally_error *end, const struct rpc_message *re
 {
     struct run *run = user;
     (void)reply;
-    run->asking = false;
+    run->calls[ALIVE] = NULL;
     run->heard_ns = tally_now_ns();
     if (!run->over && end->code != TALLY_OK)
         end_unreachable(run, "the coordinator does not answer", end);
@@ -342,16 +372,12 @@ static void on_alive(const struct tally_error *end, const struct rpc_message *re
 
 static void ask_alive(struct run *run, int64_t now)
 {
-    struct tally_error err = {0};
-    if (run->asking || run->id == 0 || now - run->heard_ns < SILENCE_NS)
+    if (run->calls[ALIVE] || run->id == 0 || now - run->heard_ns < SILENCE_NS)
         return;
     Tally__V1__JobRef request = TALLY__V1__JOB_REF__INIT;
     request.id = run->id;
     struct rpc_stream_options options = {.timeout_ms = ALIVE_TIMEOUT_MS};
-    run->asking = true;
-    if (rpc_unary(run->channel, run->queue, &tally__v1__jobs__descriptor, "Get", &request.base, &options, on_alive, run,
-                  NULL, &err) != TALLY_OK)
-        end_error(run, &err);
+    ask(run, ALIVE, "Get", &request.base, &options, on_alive);
 }
 
 static void end_not_joined(struct run *run)
@@ -399,15 +425,13 @@ static void on_process_exit(const char *how, void *user)
 /* Has every handle closed and every call ended, whatever state they are in. */
 static void close_session(struct run *run)
 {
-    if (run->file)
-        result_file_cancel(run->file);
+    cancel_calls(run);
     local_cluster_stop(run->cluster, run->over && run->interrupted && !run->has_weights ? 1000 : CLUSTER_GRACE_MS);
     run->cluster = NULL;
     rpc_channel_free(run->channel);
     uv_close((uv_handle_t *)&run->tick, NULL);
-    /* The streams end now that their server has: on_end of each runs here. */
-    int64_t deadline = tally_now_ns() + INT64_C(2) * 1000000000;
-    for (int i = 0; i < 20 && tally_now_ns() < deadline; i++) {
+    int64_t deadline = tally_now_ns() + CALLS_END_NS;
+    while (is_asking(run) && tally_now_ns() < deadline) {
         uv_run(run->loop, UV_RUN_NOWAIT);
         uv_sleep(1);
     }

@@ -88,6 +88,19 @@ class Failures(Case):
         self.assertLess(time.monotonic() - began, 15)
         self.assertEqual(run.returncode, 4, errors)
 
+    def test_interrupt_before_the_coordinator_answers(self):
+        run = self.start(self.job(), "--data", 1)
+        coordinator = wait_for(lambda: children(run.pid).get("coordinator"), 10, "the coordinator")
+        while not any("coordinator.sock" in files for _, _, files in os.walk(self.path("tmp"))):
+            self.assertIsNone(run.poll())
+        os.kill(coordinator, signal.SIGSTOP)  # the job is about to be submitted
+        time.sleep(1)
+        run.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, errors = self.finish(run, 30)
+        self.assertLess(time.monotonic() - began, 10)
+        self.assertEqual(run.returncode, 4, errors)
+
     def killed(self, name, number=signal.SIGKILL):
         run = self.start(self.job(), "--data", 2, "--shards", 2)
         self.training(run)
