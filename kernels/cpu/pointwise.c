@@ -13,7 +13,8 @@ static void sum(size_t n, float *dst, const float *a, const float *b)
 }
 
 /* SGD in blocks: inputs may be outputs, so each block is computed in local arrays that the compiler knows to be apart.
- */
+ * The new momentum is not read before the next step: it goes past the caches, which saves reading what it overwrites
+ * and leaves room for the weights, which are sent at once. */
 #define SGD_BLOCK 64
 
 FORCE_INLINE void sgd_block(size_t n, const struct kernel_sgd *sgd, bool use_momentum, bool first, float weight,
@@ -28,20 +29,37 @@ FORCE_INLINE void sgd_block(size_t n, const struct kernel_sgd *sgd, bool use_mom
                                    one_minus_dampening, sgd->weight_decay, use_momentum, sgd->nesterov, sgd->maximize,
                                    first, &new_m[i]);
     memcpy(w_out, new_w, n * sizeof(float));
-    if (use_momentum)
+    if (!use_momentum)
+        return;
+    if (n < SGD_BLOCK) {
         memcpy(m_out, new_m, n * sizeof(float));
+        return;
+    }
+    for (size_t i = 0; i < SGD_BLOCK; i += VL)
+        v_stream(m_out + i, v_load(new_m + i));
+}
+
+/* How many floats before the first that stands at a vector's alignment. */
+FORCE_INLINE size_t misaligned(const float *p)
+{
+    return -((uintptr_t)p / sizeof(float)) % VL;
 }
 
 FORCE_INLINE void sgd_loop(size_t n, const struct kernel_sgd *sgd, bool use_momentum, bool first, float weight,
                            const float *a, const float *b, const float *w, const float *m, float *w_out, float *m_out)
 {
-    size_t i = 0;
+    size_t i = use_momentum ? misaligned(m_out) : 0; /* whole blocks are aligned */
+    i = i < n ? i : n;
+    if (i > 0)
+        sgd_block(i, sgd, use_momentum, first, weight, a, b, w, use_momentum && !first ? m : NULL, w_out, m_out);
     for (; i + SGD_BLOCK <= n; i += SGD_BLOCK)
         sgd_block(SGD_BLOCK, sgd, use_momentum, first, weight, a + i, b ? b + i : NULL, w + i,
                   use_momentum && !first ? m + i : NULL, w_out + i, use_momentum ? m_out + i : NULL);
     if (i < n)
         sgd_block(n - i, sgd, use_momentum, first, weight, a + i, b ? b + i : NULL, w + i,
                   use_momentum && !first ? m + i : NULL, w_out + i, use_momentum ? m_out + i : NULL);
+    if (use_momentum)
+        v_stream_end();
 }
 
 static void sgd(size_t n, const struct kernel_sgd *options, float weight, const float *a, const float *b,

@@ -16,7 +16,8 @@
 
 #define FORCE_INLINE static inline __attribute__((always_inline))
 
-/* VL: floats of a vector. TILE_ROWS x TILE_VECTORS: the accumulators of a product's tile, as many as the registers hold
+/* v_stream writes past the caches, to a whole vector's alignment; v_stream_end stands before anybody else is told.
+ * VL: floats of a vector. TILE_ROWS x TILE_VECTORS: the accumulators of a product's tile, as many as the registers hold
  * beside its operands. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -39,6 +40,14 @@ FORCE_INLINE vf v_load(const float *p)
 FORCE_INLINE void v_store(float *p, vf x)
 {
     _mm512_storeu_ps(p, x);
+}
+FORCE_INLINE void v_stream(float *p, vf x)
+{
+    _mm512_stream_ps(p, x);
+}
+FORCE_INLINE void v_stream_end(void)
+{
+    _mm_sfence();
 }
 FORCE_INLINE vf v_add(vf a, vf b)
 {
@@ -78,6 +87,14 @@ FORCE_INLINE vf v_load(const float *p)
 FORCE_INLINE void v_store(float *p, vf x)
 {
     _mm256_storeu_ps(p, x);
+}
+FORCE_INLINE void v_stream(float *p, vf x)
+{
+    _mm256_stream_ps(p, x);
+}
+FORCE_INLINE void v_stream_end(void)
+{
+    _mm_sfence();
 }
 FORCE_INLINE vf v_add(vf a, vf b)
 {
@@ -121,6 +138,13 @@ FORCE_INLINE vf v_load(const float *p)
 FORCE_INLINE void v_store(float *p, vf x)
 {
     memcpy(p, &x, sizeof x);
+}
+FORCE_INLINE void v_stream(float *p, vf x)
+{
+    v_store(p, x);
+}
+FORCE_INLINE void v_stream_end(void)
+{
 }
 FORCE_INLINE vf v_add(vf a, vf b)
 {

@@ -172,13 +172,52 @@ static void levels_agree_on_elements(void **state)
     }
 }
 
+/* Whole, or in pieces that begin anywhere, to buffers of any alignment: the same bits, and nothing beside them. */
+static void sgd_may_be_cut_anywhere(void **state)
+{
+    (void)state;
+    const struct kernels *k = kernels_find("cpu");
+    enum { N = 501, ROOM = N + 32 };
+    for (const char *const *level = rig_levels(); *level; level++) {
+        struct kernel_backend *backend;
+        struct kernel_stream *stream;
+        float g[N], w[N], m[N], expected[2][N];
+        uint64_t random = 5;
+        for (size_t i = 0; i < N; i++) {
+            g[i] = rig_uniform(&random);
+            w[i] = rig_uniform(&random);
+            m[i] = rig_uniform(&random);
+        }
+        assert_int_equal(k->open(*level, 0, &backend, NULL), TALLY_OK);
+        assert_int_equal(k->stream_open(backend, &stream, NULL), TALLY_OK);
+        const struct kernel_sgd options = {.lr = 0.1f, .momentum = 0.9f, .weight_decay = 0.01f};
+        k->sgd(stream, N, &options, 3, g, NULL, w, m, expected[0], expected[1]);
+        for (size_t shift = 0; shift < 17; shift++) {
+            float new_w[ROOM], new_m[ROOM];
+            for (size_t i = 0; i < ROOM; i++)
+                new_w[i] = new_m[i] = 77;
+            for (size_t done = 0, n; done < N; done += n) {
+                n = rig_between(&random, 1, 200);
+                n = n < N - done ? n : N - done;
+                k->sgd(stream, n, &options, 3, g + done, NULL, w + done, m + done, new_w + 16 - shift % 3 + done,
+                       new_m + shift + done);
+            }
+            assert_memory_equal(new_w + 16 - shift % 3, expected[0], sizeof expected[0]);
+            assert_memory_equal(new_m + shift, expected[1], sizeof expected[1]);
+            for (size_t i = 0; i < ROOM; i++)
+                assert_true((i >= shift && i < shift + N) || new_m[i] == 77);
+        }
+        k->stream_close(stream);
+        k->close(backend);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_call_gives_the_same_bits),
-        cmocka_unit_test(parts_give_the_bits_of_the_whole),
-        cmocka_unit_test(a_row_does_not_see_the_others),
-        cmocka_unit_test(levels_agree_on_elements),
+        cmocka_unit_test(the_same_call_gives_the_same_bits), cmocka_unit_test(parts_give_the_bits_of_the_whole),
+        cmocka_unit_test(a_row_does_not_see_the_others),     cmocka_unit_test(levels_agree_on_elements),
+        cmocka_unit_test(sgd_may_be_cut_anywhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
