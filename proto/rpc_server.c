@@ -21,6 +21,7 @@
 #define SLOTS 2
 #define QUEUES_MAX 16
 #define LISTEN_MAX 8
+#define STREAM_WINDOW_BYTES (2 << 20)
 
 struct served;
 
@@ -215,6 +216,9 @@ static void create_server(struct rpc_server *server, const struct rpc_server_opt
     args[n++] = rpc_int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, streams);
     args[n++] =
         rpc_int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0); /* two servers on one port would share its clients by chance */
+    /* What a client may send ahead of being read is memory of ours: fixed, not as much as the network could carry. */
+    args[n++] = rpc_int_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    args[n++] = rpc_int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, STREAM_WINDOW_BYTES);
     args[n++] = rpc_int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
     args[n++] = rpc_int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     args[n++] = rpc_int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000); /* below the clients' 20 s */

@@ -185,8 +185,13 @@ static void retry(struct shard_data *data)
     for (struct shard_job *job = data->jobs; job; job = job->next) {
         uint32_t slice;
         unsigned readers;
-        while (shard_store_retry(job->store, &update))
+        bool updated = false;
+        while (shard_store_retry(job->store, &update)) {
             shard_data_updated(data, job, &update);
+            updated = true;
+        }
+        if (updated)
+            shard_exchange_give_credits(job);
         if (shard_store_waiting(job->store, &slice, &readers) == 0)
             job->waiting_since_ns = 0;
     }

@@ -83,6 +83,8 @@ void shard_data_waits(struct shard_data *data, struct shard_job *job);
 /* shard_exchange.c: Exchange. */
 void shard_exchange_open(struct rpc_stream *stream, void *data);
 void shard_exchange_send_slice(struct shard_job *job, uint32_t slice);
+/* Lets workers push on that were held back while too much waited here. After every change of what is held. */
+void shard_exchange_give_credits(struct shard_job *job);
 /* Ends the job's streams of generations below `below`, with a status that says why. */
 void shard_exchange_finish(struct shard_job *job, uint64_t below, tally_status status, const char *reason);
 void shard_exchange_finish_strangers(struct shard_data *data, const char *reason);

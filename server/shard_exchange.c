@@ -9,9 +9,15 @@
 #include "common/log.h"
 #include "server/shard_data.h"
 
-/* Pushes under way to this shard on one stream: a slice is taken as soon as it is there, so that a few keep the stream
- * busy. */
+/*
+ * Pushes under way to this shard, over all streams of a job; a slice is taken as soon as it is there, so that a few
+ * keep a stream busy. Beyond HELD_MIN_BYTES and half of the parameters, what waits for its siblings is not added to but
+ * by the worker that is furthest behind, whom the others wait for anyway: workers that run ahead would have the shard
+ * hold a whole gradient of each.
+ */
 #define CREDITS 16
+#define CREDITS_MIN 2
+#define HELD_MIN_BYTES ((size_t)16 << 20)
 
 /* A stream that says nothing is a mistake; one that was told its end and does not take it is cut. */
 #define HELLO_NS (INT64_C(10) * 1000000000)
@@ -33,10 +39,13 @@ struct shard_exchange {
     uint64_t generation;
     uint32_t rank;
     char worker[WORKER_NAME_MAX];
-    int64_t since_ns; /* a stranger; or finished */
-    bool finished;    /* nothing more is taken or sent */
-    bool stalled;     /* something waits for on_writable */
-    uint64_t *sent;   /* by slice of the shard: the version sent last, plus 1 */
+    int64_t since_ns;  /* a stranger; or finished */
+    bool finished;     /* nothing more is taken or sent */
+    bool stalled;      /* something waits for on_writable */
+    uint64_t *sent;    /* by slice of the shard: the version sent last, plus 1 */
+    unsigned withheld; /* credits */
+    uint64_t step;     /* of the last push that was taken, and of that step: */
+    double leaf_bytes; /* leaves x bytes taken */
     /* Their credits are withheld until they are sent, so there are never more of them. */
     struct unsent_refusal refusals[CREDITS];
     unsigned refusals_first, refusals_count;
@@ -133,6 +142,56 @@ void shard_exchange_send_slice(struct shard_job *job, uint32_t slice)
             x->stalled = true; /* ended or full: pump looks at all slices */
 }
 
+/* ---- credits ---- */
+
+/* How much of its part of the step a stream has brought, 0 to 1. */
+static double progress(const struct shard_exchange *x)
+{
+    const struct shard_store *store = x->job->store;
+    struct tree_node share = tree_share(shard_store_leaves(store), x->rank, x->job->workers);
+    if (share.begin == share.end)
+        return 1;
+    if (x->step != shard_store_version(store) + 1)
+        return 0;
+    return x->leaf_bytes / ((double)(share.end - share.begin) * (double)shard_store_parameter_bytes(store));
+}
+
+static void note_progress(struct shard_exchange *x, const Tally__V1__Push *push, size_t bytes)
+{
+    if (x->step != push->step)
+        x->leaf_bytes = 0;
+    x->step = push->step;
+    x->leaf_bytes += (double)(push->leaf_end - push->leaf_begin) * (double)bytes;
+}
+
+static void give(struct shard_exchange *x)
+{
+    if (x->withheld > 0 && !x->finished)
+        rpc_stream_grant(x->stream, x->withheld);
+    x->withheld = 0;
+}
+
+void shard_exchange_give_credits(struct shard_job *job)
+{
+    size_t half = shard_store_parameter_bytes(job->store) / 2;
+    bool room = shard_store_held_bytes(job->store) <= (half > HELD_MIN_BYTES ? half : HELD_MIN_BYTES);
+    struct shard_exchange *last = NULL;
+    double least = 0;
+    for (struct shard_exchange *x = job->exchanges; x; x = x->next) {
+        if (room) {
+            give(x);
+            continue;
+        }
+        double done = x->finished ? 1 : progress(x);
+        if (!last || done < least) {
+            last = x;
+            least = done;
+        }
+    }
+    if (last)
+        give(last);
+}
+
 /* ---- receiving ---- */
 
 /* true: it has gone out, so its credit may be given back. */
@@ -180,11 +239,14 @@ static void on_push(struct shard_exchange *x, const Tally__V1__Push *push, struc
     struct shard_refusal refusal;
     struct tally_error err;
     bool grant = true;
+    size_t bytes = payload ? rpc_payload_bytes(payload) : 0;
     switch (take(x, push, payload, &update, &refusal, &err)) {
     case SHARD_UPDATED:
+        note_progress(x, push, bytes);
         shard_data_updated(x->data, job, &update);
         break;
     case SHARD_WAITS:
+        note_progress(x, push, bytes);
         shard_data_waits(x->data, job);
         break;
     case SHARD_REFUSED:
@@ -195,11 +257,14 @@ static void on_push(struct shard_exchange *x, const Tally__V1__Push *push, struc
         shard_data_fail(x->data, job, err.message);
         break;
     case SHARD_HELD:
+        note_progress(x, push, bytes);
+        break;
     case SHARD_REPEATED:
         break;
     }
-    if (grant && !x->finished)
-        rpc_stream_grant(x->stream, 1);
+    if (grant)
+        x->withheld++;
+    shard_exchange_give_credits(job);
 }
 
 /* ---- Hello ---- */
@@ -270,7 +335,7 @@ static void on_hello(struct shard_exchange *x, const Tally__V1__Push *push)
     x->rank = push->hello->rank;
     snprintf(x->worker, sizeof x->worker, "%s", push->hello->worker);
     log_debug("job %" PRIu64 ": worker %s opened its stream as rank %" PRIu32, job->id, x->worker, x->rank);
-    rpc_stream_grant(x->stream, CREDITS);
+    rpc_stream_grant(x->stream, job->workers < CREDITS / CREDITS_MIN ? CREDITS / job->workers : CREDITS_MIN);
     pump(x);
 }
 
@@ -305,6 +370,8 @@ static void on_end(struct rpc_stream *stream, const struct tally_error *end, voi
         log_debug("job %" PRIu64 ": the stream of worker %s ended: %s", x->job->id, x->worker,
                   end->code == TALLY_OK ? "ok" : end->message);
     unlink_from(x->job ? &x->job->exchanges : &x->data->strangers, x);
+    if (x->job)
+        shard_exchange_give_credits(x->job);
     free(x->sent);
     free(x);
 }

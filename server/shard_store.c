@@ -16,6 +16,7 @@ struct held {
     double weight, loss_sum, correct;
     void *gradient; /* a reference, or NULL and */
     float *floats;  /* a buffer of the pool */
+    size_t bytes;
 };
 
 /* One of the two buffers of a slice, as those who read it see it. */
@@ -55,6 +56,7 @@ struct shard_store {
     struct held *spare;                   /* records */
     float **spare_buffers;                /* of `longest` floats */
     size_t spare_buffer_count, spare_buffer_room;
+    size_t held_bytes;
     struct shard_counts counts;
 };
 
@@ -152,6 +154,7 @@ static void spare_record(struct shard_store *store, struct held *held)
 /* Gives back what a record holds, and the record. */
 static void drop(struct shard_store *store, struct held *held)
 {
+    store->held_bytes -= held->bytes;
     if (held->gradient)
         store->config.gradients->unref(held->gradient);
     if (held->floats)
@@ -376,7 +379,8 @@ static bool combine(struct shard_store *store, struct store_slice *slice, const 
                          .weight = path->weight,
                          .loss_sum = path->loss_sum,
                          .correct = path->correct,
-                         .floats = buffer};
+                         .floats = buffer,
+                         .bytes = sum->bytes};
     put_in(slice, sum);
     return true;
 }
@@ -489,6 +493,7 @@ static struct held *keep(struct shard_store *store, const struct held *held)
     struct held *record = new_record(store);
     if (record) {
         *record = *held;
+        store->held_bytes += record->bytes;
         store->config.gradients->ref(record->gradient);
     }
     return record;
@@ -536,7 +541,8 @@ enum shard_taken shard_store_push(struct shard_store *store, const struct shard_
                             .weight = push->weight,
                             .loss_sum = push->loss_sum,
                             .correct = push->correct,
-                            .gradient = push->gradient};
+                            .gradient = push->gradient,
+                            .bytes = slice->count * sizeof(float)};
         if (make_way(store, slice, push->leaves))
             taken = take(store, slice, &come, ret_update, err);
         else
@@ -569,6 +575,16 @@ bool shard_store_retry(struct shard_store *store, struct shard_update *ret_updat
         return true;
     }
     return false;
+}
+
+size_t shard_store_held_bytes(const struct shard_store *store)
+{
+    return store->held_bytes;
+}
+
+uint32_t shard_store_leaves(const struct shard_store *store)
+{
+    return store->leaves;
 }
 
 void shard_store_hold_updates(struct shard_store *store, bool on)

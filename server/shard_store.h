@@ -128,6 +128,10 @@ uint64_t shard_store_oldest(const struct shard_store *store);
 uint64_t shard_store_slice_version(const struct shard_store *store, uint32_t slice);
 struct shard_counts shard_store_counts(const struct shard_store *store);
 size_t shard_store_parameter_bytes(const struct shard_store *store);
+/* Gradients that wait for their siblings or for a buffer. */
+size_t shard_store_held_bytes(const struct shard_store *store);
+/* Of the step being summed; 0 behind the last one. */
+uint32_t shard_store_leaves(const struct shard_store *store);
 /* Slices that wait for a buffer, and how many sends hold the buffer of the first of them. */
 uint32_t shard_store_waiting(const struct shard_store *store, uint32_t *ret_slice, unsigned *ret_readers);
 /* What it waits for, for a person: "step 41: 3 of 80 slices updated, slice 7 waits for micro-batch 2". Returns text. */

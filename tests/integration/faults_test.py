@@ -77,7 +77,7 @@ class Faults(Case):
     def test_interrupted_at_any_moment(self):
         dice = random.Random(5)
         for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] * 4:
-            wait = dice.uniform(0.05, 0.7)
+            wait = dice.uniform(0.2, 0.8)  # a sanitizer's build takes a while to get to main()
             with self.subTest(signal=number, seconds=wait):
                 run = self.start(self.job(epochs=20), "--data", 2, "--shards", 2)
                 time.sleep(wait)
@@ -116,7 +116,7 @@ class Faults(Case):
                         pid = None
                 began = time.monotonic()
                 errors = self.finish(run)
-                self.assertLess(time.monotonic() - began, 15)
+                self.assertLess(time.monotonic() - began, 25)
                 self.assertIn(run.returncode, (0, 3) if pid else (0,), errors)
                 if run.returncode == 3:
                     self.last_line(errors, name)
