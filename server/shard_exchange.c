@@ -16,8 +16,8 @@
  * hold a whole gradient of each.
  */
 #define CREDITS 16
-#define CREDITS_MIN 2
-#define HELD_MIN_BYTES ((size_t)16 << 20)
+#define CREDITS_MIN 1
+#define HELD_MIN_BYTES ((size_t)8 << 20)
 
 /* A stream that says nothing is a mistake; one that was told its end and does not take it is cut. */
 #define HELLO_NS (INT64_C(10) * 1000000000)
@@ -144,13 +144,11 @@ void shard_exchange_send_slice(struct shard_job *job, uint32_t slice)
 
 /* ---- credits ---- */
 
-/* How much of its part of the step a stream has brought, 0 to 1. */
+/* How much of its part of the step, which is not empty, a stream has brought, 0 to 1. */
 static double progress(const struct shard_exchange *x)
 {
     const struct shard_store *store = x->job->store;
     struct tree_node share = tree_share(shard_store_leaves(store), x->rank, x->job->workers);
-    if (share.begin == share.end)
-        return 1;
     if (x->step != shard_store_version(store) + 1)
         return 0;
     return x->leaf_bytes / ((double)(share.end - share.begin) * (double)shard_store_parameter_bytes(store));
@@ -171,23 +169,42 @@ static void give(struct shard_exchange *x)
     x->withheld = 0;
 }
 
-void shard_exchange_give_credits(struct shard_job *job)
+static bool has_leaves(const struct shard_job *job, uint32_t rank)
 {
-    size_t half = shard_store_parameter_bytes(job->store) / 2;
-    bool room = shard_store_held_bytes(job->store) <= (half > HELD_MIN_BYTES ? half : HELD_MIN_BYTES);
+    struct tree_node share = tree_share(shard_store_leaves(job->store), rank, job->workers);
+    return share.begin < share.end;
+}
+
+/* The stream that is furthest behind; NULL: a worker that has none yet is. */
+static struct shard_exchange *furthest_behind(struct shard_job *job)
+{
     struct shard_exchange *last = NULL;
     double least = 0;
+    uint32_t missing = 0;
+    for (uint32_t rank = 0; rank < job->workers; rank++)
+        missing += has_leaves(job, rank);
     for (struct shard_exchange *x = job->exchanges; x; x = x->next) {
-        if (room) {
-            give(x);
+        if (x->finished || !has_leaves(job, x->rank))
             continue;
-        }
-        double done = x->finished ? 1 : progress(x);
+        missing--; /* of a rank only the newest stream is not finished */
+        double done = progress(x);
         if (!last || done < least) {
             last = x;
             least = done;
         }
     }
+    return missing == 0 ? last : NULL;
+}
+
+void shard_exchange_give_credits(struct shard_job *job)
+{
+    size_t half = shard_store_parameter_bytes(job->store) / 2;
+    if (shard_store_held_bytes(job->store) <= (half > HELD_MIN_BYTES ? half : HELD_MIN_BYTES)) {
+        for (struct shard_exchange *x = job->exchanges; x; x = x->next)
+            give(x);
+        return;
+    }
+    struct shard_exchange *last = furthest_behind(job);
     if (last)
         give(last);
 }

@@ -36,7 +36,7 @@ class Memory(Case):
         one, _ = self.run_measured(job, 1)
         with open(TALLY, "rb") as f:
             sanitized = b"__asan_init" in f.read()
-        for workers in (3, 8):
+        for workers in (2, 8):
             with self.subTest(workers=workers):
                 result, peaks = self.run_measured(job, workers)
                 self.assertEqual(result.sha256, one.sha256)
