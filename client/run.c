@@ -519,8 +519,15 @@ static int run_job(const struct arguments *arguments, const struct job_file *job
     uv_loop_t loop;
     struct tally_error err = {0};
     struct run run = {.loop = &loop, .job = job, .state = TALLY__V1__JOB_STATE__QUEUED};
+    /* From the moment that anything is left behind, an interrupt is an orderly stop. */
+    sigset_t held, before;
+    sigemptyset(&held);
+    for (size_t i = 0; i < SIGNALS; i++)
+        sigaddset(&held, signal_numbers[i]);
+    pthread_sigmask(SIG_BLOCK, &held, &before);
     if (run_output_open(arguments->out, job_file_spec(job), &run.output, &err) != TALLY_OK) {
         int refused = report_error(&err);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
         return refused == EXIT_NOT_FOUND ? EXIT_INTERNAL : refused; /* no job was looked for */
     }
     uv_loop_init(&loop);
@@ -536,6 +543,7 @@ static int run_job(const struct arguments *arguments, const struct job_file *job
         if (signal_numbers[i] != SIGHUP || !ignored) /* nohup's wish */
             uv_signal_start(&run.signals[i], on_signal, signal_numbers[i]);
     }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (open_session(&run, &err) == TALLY_OK) {
         uv_timer_start(&run.tick, on_tick, TICK_MS, TICK_MS);
         while (!run.over)
