@@ -349,22 +349,22 @@ tally_status run_output_summary(struct run_output *o, Tally__V1__JobState state,
 static void print_table(const struct run_output *o)
 {
     const struct run_progress *p = &o->progress;
-    printf("job            %s %s\n", o->name, o->state_text);
-    printf("steps          %llu of %llu in %.1f s", (unsigned long long)p->step,
+    printf("job           %s %s\n", o->name, o->state_text);
+    printf("steps         %llu of %llu in %.1f s", (unsigned long long)p->step,
            (unsigned long long)(p->steps ? p->steps : p->step), p->seconds);
     if (p->samples_per_second > 0)
         printf(", %.0f samples/s", p->samples_per_second);
     printf("\n");
     if (p->step > 0)
-        printf("training loss  %.6g\n", p->loss);
+        printf("training loss %.6g\n", p->loss);
     if (p->has_eval) {
-        printf("test loss      %.6g\n", p->eval_loss);
+        printf("test loss     %.6g\n", p->eval_loss);
         if (p->eval_accuracy >= 0)
-            printf("test accuracy  %.4f\n", p->eval_accuracy);
+            printf("test accuracy %.4f\n", p->eval_accuracy);
     }
     if (json_object_get(o->summary, "weights"))
-        printf("weights        %s\n", o->weights);
-    printf("results        %s\n", o->dir);
+        printf("weights       %s\n", o->weights);
+    printf("results       %s\n", o->dir);
 }
 
 static void print_yaml(const json_t *summary)
