@@ -331,15 +331,15 @@ static void reap(struct shard_data *data, int64_t now_ns)
 
 static void describe(const struct shard_job *job, char *text, size_t size)
 {
-    uint32_t leaves, leaf;
+    struct shard_missing missing;
     int used = snprintf(text, size, "job %" PRIu64 ", ", job->id);
     shard_store_describe(job->store, text + used, size - (size_t)used);
-    if (!shard_store_missing(job->store, &leaves, &leaf))
+    if (!shard_store_missing(job->store, &missing))
         return;
     size_t end = strlen(text);
     end += (size_t)snprintf(text + end, size - end, " of ");
     if (end < size)
-        shard_exchange_owner(job, leaves, leaf, text + end, size - end);
+        shard_exchange_owner(job, &missing, text + end, size - end);
 }
 
 static void on_describe(struct rpc_task *task)

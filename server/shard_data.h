@@ -90,8 +90,8 @@ void shard_exchange_finish(struct shard_job *job, uint64_t below, tally_status s
 void shard_exchange_finish_strangers(struct shard_data *data, const char *reason);
 /* Cuts streams that were finished and do not end, and finishes strangers that say nothing. true: look again soon. */
 bool shard_exchange_sweep(struct shard_data *data, int64_t now_ns);
-/* "worker w1" or "rank 1, which has no stream": who runs the leaf of a step of so many. */
-void shard_exchange_owner(const struct shard_job *job, uint32_t leaves, uint32_t leaf, char *text, size_t size);
+/* "worker w1" or "rank 1, which has no stream": who owes that leaf of that slice. */
+void shard_exchange_owner(const struct shard_job *job, const struct shard_missing *missing, char *text, size_t size);
 /* Names of workers that have not read what was sent to them; "" for none. */
 void shard_exchange_slow(const struct shard_job *job, char *text, size_t size);
 

@@ -25,6 +25,9 @@
 
 #define WORKER_NAME_MAX 64
 
+/* No version: the worker does not want the slice. */
+#define UNWANTED UINT64_MAX
+
 struct unsent_refusal {
     struct shard_refusal refusal;
     uint64_t step;
@@ -42,7 +45,7 @@ struct shard_exchange {
     int64_t since_ns;  /* a stranger; or finished */
     bool finished;     /* nothing more is taken or sent */
     bool stalled;      /* something waits for on_writable */
-    uint64_t *sent;    /* by slice of the shard: the version sent last, plus 1 */
+    uint64_t *sent;    /* by slice of the shard: the version sent last, plus 1; UNWANTED */
     unsigned withheld; /* credits */
     uint64_t step;     /* of the last push that was taken, and of that step: */
     double leaf_bytes; /* leaves x bytes taken */
@@ -118,7 +121,7 @@ static void pump(struct shard_exchange *x)
     const struct shard_job *job = x->job;
     for (uint32_t i = 0; i < job->slice_count; i++) {
         uint32_t slice = job->first_slice + i;
-        if (x->sent[i] == shard_store_slice_version(job->store, slice) + 1)
+        if (x->sent[i] == UNWANTED || x->sent[i] == shard_store_slice_version(job->store, slice) + 1)
             continue;
         if (send_slice(x, slice) != TALLY_OK) {
             x->stalled = true;
@@ -138,7 +141,8 @@ static void on_writable(struct rpc_stream *stream, void *user)
 void shard_exchange_send_slice(struct shard_job *job, uint32_t slice)
 {
     for (struct shard_exchange *x = job->exchanges; x; x = x->next)
-        if (!x->finished && !x->stalled && send_slice(x, slice) != TALLY_OK)
+        if (!x->finished && !x->stalled && x->sent[slice - job->first_slice] != UNWANTED &&
+            send_slice(x, slice) != TALLY_OK)
             x->stalled = true; /* ended or full: pump looks at all slices */
 }
 
@@ -322,8 +326,32 @@ static tally_status check_hello(struct shard_data *data, const Tally__V1__Push *
                           push->generation, push->job, generation);
     if (push->hello->rank >= job->workers)
         return tally_fail(err, TALLY_EINVAL, "rank %" PRIu32 " in a gang of %" PRIu32, push->hello->rank, job->workers);
+    for (size_t i = 0; i < push->hello->n_slices; i++) {
+        const Tally__V1__SliceRange *range = push->hello->slices[i];
+        if (range->begin >= range->end || (i > 0 && range->begin < push->hello->slices[i - 1]->end))
+            return tally_fail(err, TALLY_EINVAL,
+                              "a Hello with slices [%" PRIu32 ", %" PRIu32 "), empty or out of order", range->begin,
+                              range->end);
+    }
     *ret_job = job;
     return TALLY_OK;
+}
+
+/* What of the shard's slices the worker wants. NULL: no memory. */
+static uint64_t *new_sent(const struct shard_job *job, const Tally__V1__Hello *hello)
+{
+    uint64_t *sent = calloc(job->slice_count + 1u, sizeof *sent);
+    if (!sent || hello->n_slices == 0)
+        return sent;
+    size_t at = 0;
+    for (uint32_t i = 0; i < job->slice_count; i++) {
+        uint32_t slice = job->first_slice + i;
+        while (at < hello->n_slices && hello->slices[at]->end <= slice)
+            at++;
+        if (at == hello->n_slices || slice < hello->slices[at]->begin)
+            sent[i] = UNWANTED;
+    }
+    return sent;
 }
 
 static void on_hello(struct shard_exchange *x, const Tally__V1__Push *push)
@@ -332,7 +360,7 @@ static void on_hello(struct shard_exchange *x, const Tally__V1__Push *push)
     struct tally_error err;
     tally_status status = check_hello(x->data, push, &job, &err);
     if (status == TALLY_OK) {
-        x->sent = calloc(job->slice_count + 1u, sizeof *x->sent);
+        x->sent = new_sent(job, push->hello);
         if (!x->sent)
             status = tally_fail(&err, TALLY_ENOMEM, "out of memory for a worker's stream");
     }
@@ -453,11 +481,12 @@ void shard_exchange_finish_strangers(struct shard_data *data, const char *reason
         finish(x, TALLY_ECANCELLED, reason);
 }
 
-void shard_exchange_owner(const struct shard_job *job, uint32_t leaves, uint32_t leaf, char *text, size_t size)
+void shard_exchange_owner(const struct shard_job *job, const struct shard_missing *missing, char *text, size_t size)
 {
-    uint32_t rank = 0;
-    while (rank + 1 < job->workers && leaf >= tree_share(leaves, rank, job->workers).end)
-        rank++;
+    uint32_t replicas = job->workers / job->stages, replica = 0;
+    while (replica + 1 < replicas && missing->leaf >= tree_share(missing->leaves, replica, replicas).end)
+        replica++;
+    uint32_t rank = replica * job->stages + job->slice_stage[missing->slice - job->first_slice];
     for (const struct shard_exchange *x = job->exchanges; x; x = x->next)
         if (x->rank == rank && !x->finished) {
             snprintf(text, size, "worker %s", x->worker);

@@ -100,6 +100,17 @@ static tally_status make_store(struct shard_job *job, const Tally__V1__OpenJob *
     return count > 0 ? init_weights(model, offset, offset + count, weights, err) : TALLY_OK;
 }
 
+static tally_status take_stages(struct shard_job *job, const struct model *model, struct tally_error *err)
+{
+    job->stages = job->workers % model->stage_count == 0 ? model->stage_count : 1;
+    job->slice_stage = calloc(job->slice_count + 1u, sizeof *job->slice_stage);
+    if (!job->slice_stage)
+        return tally_fail(err, TALLY_ENOMEM, "out of memory for a job");
+    for (uint32_t i = 0; i < job->slice_count && job->stages > 1; i++)
+        job->slice_stage[i] = model->layers[model->params[model->slices[job->first_slice + i].param_begin].layer].stage;
+    return TALLY_OK;
+}
+
 tally_status shard_job_new(const Tally__V1__OpenJob *order, struct shard *shard, struct shard_wake *wake,
                            struct shard_job **ret_job, struct tally_error *err)
 {
@@ -119,6 +130,8 @@ tally_status shard_job_new(const Tally__V1__OpenJob *order, struct shard *shard,
     uint32_t end;
     model_shard_slices(model, order->shards, order->shard, &job->first_slice, &end);
     job->slice_count = end - job->first_slice;
+    if ((status = take_stages(job, model, err)) != TALLY_OK)
+        goto out;
     job->failure = shard_trip_new(shard, order->job, order->generation);
     if (!job->failure) {
         status = tally_fail(err, TALLY_ENOMEM, "out of memory for a job");
@@ -153,5 +166,6 @@ void shard_job_free(struct shard_job *job)
     for (int i = 0; i < 2; i++)
         free(job->reports[i]);
     shard_trip_free(job->failure);
+    free(job->slice_stage);
     free(job);
 }

@@ -35,8 +35,9 @@ struct shard_job {
     struct shard_job *next;
     uint64_t id;
     uint64_t steps;
-    uint32_t workers;
+    uint32_t workers, stages; /* rank = replica * stages + stage */
     uint32_t first_slice, slice_count;
+    uint32_t *slice_stage; /* by slice of the shard: who pushes it */
     const struct kernels *kernels;
     struct kernel_backend *backend;
     struct kernel_stream *stream;

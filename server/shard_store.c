@@ -654,7 +654,7 @@ static uint32_t first_behind(const struct shard_store *store)
     return i;
 }
 
-bool shard_store_missing(const struct shard_store *store, uint32_t *ret_leaves, uint32_t *ret_leaf)
+bool shard_store_missing(const struct shard_store *store, struct shard_missing *ret_missing)
 {
     if (store->config.slice_count == 0 || store->waiting > 0 || store->leaves == 0)
         return false;
@@ -662,26 +662,26 @@ bool shard_store_missing(const struct shard_store *store, uint32_t *ret_leaves, 
     const struct held *held = store->slices[first_behind(store)].held;
     for (; held && held->leaves.begin == leaf; held = held->next)
         leaf = held->leaves.end;
-    *ret_leaves = store->leaves;
-    *ret_leaf = leaf;
+    *ret_missing = (struct shard_missing){store->config.first_slice + first_behind(store), store->leaves, leaf};
     return true;
 }
 
 const char *shard_store_describe(const struct shard_store *store, char *text, size_t size)
 {
     const struct shard_store_config *config = &store->config;
-    uint32_t slice = 0, leaves, leaf;
+    struct shard_missing missing;
+    uint32_t slice = 0;
     unsigned readers = 0;
     if (config->slice_count == 0)
         snprintf(text, size, "has no slice");
     else if (store->leaves == 0)
         snprintf(text, size, "all %" PRIu64 " steps are applied", store->version);
-    else if (shard_store_missing(store, &leaves, &leaf))
+    else if (shard_store_missing(store, &missing))
         snprintf(text, size,
                  "step %" PRIu64 ": %" PRIu32 " of %" PRIu32 " slices updated, slice %" PRIu32
                  " waits for micro-batch %" PRIu32,
-                 store->version + 1, config->slice_count - store->behind, config->slice_count,
-                 config->first_slice + first_behind(store), leaf);
+                 store->version + 1, config->slice_count - store->behind, config->slice_count, missing.slice,
+                 missing.leaf);
     else if (shard_store_waiting(store, &slice, &readers) > 0)
         snprintf(text, size, "step %" PRIu64 ": slice %" PRIu32 " waits for %u sends of its older weights to end",
                  store->version + 1, slice, readers);

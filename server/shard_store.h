@@ -136,8 +136,11 @@ uint32_t shard_store_leaves(const struct shard_store *store);
 uint32_t shard_store_waiting(const struct shard_store *store, uint32_t *ret_slice, unsigned *ret_readers);
 /* What it waits for, for a person: "step 41: 3 of 80 slices updated, slice 7 waits for micro-batch 2". Returns text. */
 const char *shard_store_describe(const struct shard_store *store, char *text, size_t size);
-/* The first leaf that the first slice behind the others lacks, and the step's leaves. false: it waits for none. */
-bool shard_store_missing(const struct shard_store *store, uint32_t *ret_leaves, uint32_t *ret_leaf);
+/* The first slice behind the others, the first leaf that it lacks, and the step's leaves. false: it waits for none. */
+struct shard_missing {
+    uint32_t slice, leaves, leaf;
+};
+bool shard_store_missing(const struct shard_store *store, struct shard_missing *ret_missing);
 
 /* ---- reading weights ---- */
 

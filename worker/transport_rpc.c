@@ -64,7 +64,7 @@ struct transport_rpc {
     struct transport transport;
     struct transport_rpc_options options; /* worker is ours; names and addresses are not used after open */
     struct rpc_queue *queue;
-    float *gradients; /* flat vector: what is pushed */
+    float *gradients; /* what is pushed, as the weights lie */
     struct shard_link *links;
     struct slice_state *slices;
     atomic_uint_least64_t step; /* that is being computed */
@@ -89,6 +89,30 @@ struct transport_rpc {
 static struct transport_rpc *rpc_of(struct transport *transport)
 {
     return (struct transport_rpc *)transport; /* its first member */
+}
+
+/* Where a slice lies in the weights and gradients; SIZE_MAX: nowhere. */
+static size_t slice_offset(const struct transport_rpc_options *o, uint32_t slice)
+{
+    return o->slice_offsets ? o->slice_offsets[slice] : o->model->slices[slice].offset;
+}
+
+/* Has this worker any of these slices? */
+static bool has_any(const struct transport_rpc_options *o, uint32_t begin, uint32_t end)
+{
+    for (uint32_t s = begin; s < end; s++)
+        if (slice_offset(o, s) != SIZE_MAX)
+            return true;
+    return false;
+}
+
+/* Floats of all slices that it has. */
+static size_t floats_here(const struct transport_rpc_options *o)
+{
+    size_t floats = 0;
+    for (uint32_t s = 0; s < o->model->slice_count; s++)
+        floats += slice_offset(o, s) == SIZE_MAX ? 0 : o->model->slices[s].count;
+    return floats;
 }
 
 /* ---- waiting ---- */
@@ -244,6 +268,8 @@ static const char *update_fault(const struct shard_link *link, const Tally__V1__
         return "of another job or generation";
     if (update->slice < link->begin || update->slice >= link->end)
         return "of a slice that is not its own";
+    if (slice_offset(&t->options, update->slice) == SIZE_MAX)
+        return "of a slice that was not asked for";
     if (bytes != t->options.model->slices[update->slice].count * sizeof(float))
         return "of a wrong size";
     return NULL;
@@ -269,8 +295,7 @@ static void on_message(struct rpc_stream *stream, const struct rpc_message *mess
     }
     struct slice_state *slice = &t->slices[update->slice];
     if (update->version + 1 > atomic_load(&slice->version)) { /* else it is here, and may be being read */
-        rpc_payload_copy(message->payload, 0, bytes,
-                         t->options.weights + t->options.model->slices[update->slice].offset);
+        rpc_payload_copy(message->payload, 0, bytes, t->options.weights + slice_offset(&t->options, update->slice));
         atomic_store(&slice->version, update->version + 1);
         notify(t);
     }
@@ -297,7 +322,31 @@ static void on_end(struct rpc_stream *stream, const struct tally_error *end, voi
 
 /* ---- streams ---- */
 
-static tally_status send_hello(struct shard_link *link, struct tally_error *err)
+/* The slices that this worker has, as ranges. range and pointers: room for one a slice; NULL: counts alone. */
+static size_t list_ranges(const struct transport_rpc_options *o, Tally__V1__SliceRange *range,
+                          Tally__V1__SliceRange **pointers)
+{
+    size_t n = 0;
+    for (uint32_t s = 0, end; s < o->model->slice_count; s = end) {
+        for (end = s; end < o->model->slice_count && slice_offset(o, end) != SIZE_MAX; end++)
+            ;
+        if (end == s) {
+            end++;
+            continue;
+        }
+        if (range) {
+            range[n] = (Tally__V1__SliceRange)TALLY__V1__SLICE_RANGE__INIT;
+            range[n].begin = s;
+            range[n].end = end;
+            pointers[n] = &range[n];
+        }
+        n++;
+    }
+    return n;
+}
+
+static tally_status say_hello(struct shard_link *link, Tally__V1__SliceRange **slices, size_t count,
+                              struct tally_error *err)
 {
     const struct transport_rpc_options *o = &link->t->options;
     Tally__V1__Version version = TALLY__V1__VERSION__INIT;
@@ -307,12 +356,31 @@ static tally_status send_hello(struct shard_link *link, struct tally_error *err)
     hello.version = &version;
     hello.rank = o->rank;
     hello.worker = (char *)o->worker;
+    hello.n_slices = count;
+    hello.slices = slices;
     Tally__V1__Push push = TALLY__V1__PUSH__INIT;
     push.job = o->job;
     push.generation = o->generation;
     push.hello = &hello;
     tally_status status = rpc_stream_send(link->stream, &push.base, err);
     return status == TALLY_ECANCELLED ? TALLY_OK : status; /* on_end tells why */
+}
+
+static tally_status send_hello(struct shard_link *link, struct tally_error *err)
+{
+    const struct transport_rpc_options *o = &link->t->options;
+    if (!o->slice_offsets)
+        return say_hello(link, NULL, 0, err);
+    size_t count = list_ranges(o, NULL, NULL);
+    Tally__V1__SliceRange *ranges = calloc(count + 1, sizeof *ranges), **pointers = calloc(count + 1, sizeof *pointers);
+    tally_status status = ranges && pointers ? TALLY_OK : tally_fail(err, TALLY_ENOMEM, "no memory for a Hello");
+    if (!status) {
+        list_ranges(o, ranges, pointers);
+        status = say_hello(link, pointers, count, err);
+    }
+    free(ranges);
+    free(pointers);
+    return status;
 }
 
 static tally_status open_stream(struct shard_link *link, struct tally_error *err)
@@ -342,7 +410,7 @@ static void connect_all(struct rpc_task *task)
     struct tally_error err;
     tally_status status = TALLY_OK;
     for (size_t i = 0; i < t->options.shards && !status; i++)
-        if (t->links[i].begin < t->links[i].end)
+        if (t->links[i].channel)
             status = open_stream(&t->links[i], &err);
     if (status)
         fail_transport(t, &err);
@@ -395,7 +463,7 @@ static tally_status destination(struct transport *transport, uint32_t slice, flo
         if (status)
             return status;
     }
-    *ret_gradient = t->gradients + t->options.model->slices[slice].offset;
+    *ret_gradient = t->gradients + slice_offset(&t->options, slice);
     return TALLY_OK;
 }
 
@@ -478,8 +546,9 @@ static tally_status open_links(struct transport_rpc *t, struct tally_error *err)
         }
         /* A shard's bytes go over a socket of their own. */
         struct rpc_channel_options options = {.own_connection = true};
-        tally_status status =
-            link->begin < link->end ? rpc_channel_new(o->shard_addresses[i], &options, &link->channel, err) : TALLY_OK;
+        tally_status status = has_any(o, link->begin, link->end)
+                                  ? rpc_channel_new(o->shard_addresses[i], &options, &link->channel, err)
+                                  : TALLY_OK;
         if (status) {
             tally_error_prefix(err, "shard %s", link->name);
             return status;
@@ -515,7 +584,7 @@ tally_status transport_rpc_open(const struct transport_rpc_options *options, str
     void *gradients = NULL;
     tally_status status =
         t->options.worker && t->links && t->slices
-            ? options->kernels->alloc(options->backend, options->model->flat_count * sizeof(float), &gradients, err)
+            ? options->kernels->alloc(options->backend, (floats_here(options) + 1) * sizeof(float), &gradients, err)
             : tally_fail(err, TALLY_ENOMEM, "no memory for the transport");
     t->gradients = gradients;
     if (!status)

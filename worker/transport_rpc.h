@@ -21,7 +21,10 @@ struct transport_rpc_options {
     const struct model *model;
     const struct kernels *kernels; /* of backend */
     struct kernel_backend *backend;
-    float *weights; /* flat vector, where new weights are written */
+    float *weights; /* where new weights are written: slice s at slice_offsets[s] */
+    /* Of a stage's worker, by slice (plan->slice_offsets, lent): SIZE_MAX: not its own. NULL: it has all, as they lie
+     * in the model. */
+    const size_t *slice_offsets;
     size_t shards;
     char *const *shard_names;
     char *const *shard_addresses;

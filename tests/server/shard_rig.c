@@ -492,21 +492,44 @@ void rig_stream_open_alone(struct rig *rig, struct rig_stream *s, const struct m
     stream_open(rig, s, model, credits, channel);
 }
 
-void rig_hello(struct rig_stream *s, uint64_t job, uint64_t generation, uint32_t rank, uint32_t major)
+static void say_hello(struct rig_stream *s, uint64_t job, uint64_t generation, Tally__V1__Hello *hello, uint32_t major)
 {
     Tally__V1__Version version = TALLY__V1__VERSION__INIT;
     version.major = major;
-    Tally__V1__Hello hello = TALLY__V1__HELLO__INIT;
     char name[16];
-    snprintf(name, sizeof name, "w%u", rank);
-    hello.version = &version;
-    hello.rank = rank;
-    hello.worker = name;
+    snprintf(name, sizeof name, "w%u", hello->rank);
+    hello->version = &version;
+    hello->worker = name;
     Tally__V1__Push push = TALLY__V1__PUSH__INIT;
     push.job = s->job = job;
     push.generation = s->generation = generation;
-    push.hello = &hello;
+    push.hello = hello;
     rpc_stream_send(s->stream, &push.base, NULL);
+}
+
+void rig_hello(struct rig_stream *s, uint64_t job, uint64_t generation, uint32_t rank, uint32_t major)
+{
+    Tally__V1__Hello hello = TALLY__V1__HELLO__INIT;
+    hello.rank = rank;
+    say_hello(s, job, generation, &hello, major);
+}
+
+void rig_hello_for(struct rig_stream *s, uint64_t job, uint64_t generation, uint32_t rank, const uint32_t *range,
+                   size_t ranges)
+{
+    Tally__V1__SliceRange slices[8], *pointers[8];
+    assert_true(ranges <= 8);
+    for (size_t i = 0; i < ranges; i++) {
+        slices[i] = (Tally__V1__SliceRange)TALLY__V1__SLICE_RANGE__INIT;
+        slices[i].begin = range[2 * i];
+        slices[i].end = range[2 * i + 1];
+        pointers[i] = &slices[i];
+    }
+    Tally__V1__Hello hello = TALLY__V1__HELLO__INIT;
+    hello.rank = rank;
+    hello.n_slices = ranges;
+    hello.slices = pointers;
+    say_hello(s, job, generation, &hello, TALLY_PROTOCOL_MAJOR);
 }
 
 static void nothing_to_release(void *user)

@@ -111,6 +111,9 @@ void rig_stream_open(struct rig *rig, struct rig_stream *s, const struct model *
 /* On a connection of its own, whose buffers have not grown with what others sent. */
 void rig_stream_open_alone(struct rig *rig, struct rig_stream *s, const struct model *model, unsigned credits);
 void rig_hello(struct rig_stream *s, uint64_t job, uint64_t generation, uint32_t rank, uint32_t major);
+/* The same, of a worker that wants slices [range[0], range[1]), [range[2], range[3]) ... alone. */
+void rig_hello_for(struct rig_stream *s, uint64_t job, uint64_t generation, uint32_t rank, const uint32_t *range,
+                   size_t ranges);
 /* The right gradient of a node, of this step and slice. */
 void rig_push(struct rig_stream *s, uint64_t step, struct tree_node node, uint32_t slice);
 /* Any push with `bytes` of payload. */

@@ -477,6 +477,49 @@ static void test_hello(void **state)
     model_free(model);
 }
 
+/* A stage's worker is sent its own slices alone, at first and later. */
+static void test_hello_for_some_slices(void **state)
+{
+    (void)state;
+    struct rig_job job = job_with(1);
+    struct model *model = rig_open_job(&rig, &job);
+    static const uint32_t wanted[2][2] = {{1, 2}, {2, 3}}, beyond[2] = {2, 9}, empty[2] = {1, 1},
+                          mixed[4] = {2, 3, 0, 1};
+    static struct rig_stream all, one, two;
+    rig_stream_open(&rig, &all, model, 64);
+    rig_hello(&all, 1, 1, 0, TALLY_PROTOCOL_MAJOR);
+    rig_stream_open(&rig, &one, model, 64);
+    rig_hello_for(&one, 1, 1, 1, wanted[0], 1);
+    rig_stream_open(&rig, &two, model, 64); /* of other shards there may be more */
+    rig_hello_for(&two, 1, 1, 2, beyond, 1);
+    rig_wait_version(&all, 0, 3, 0);
+    run_clean(&all, model, 1, STEPS);
+    rig_wait_version(&one, 1, 2, STEPS);
+    rig_wait_version(&two, 2, 3, STEPS);
+    assert_int_equal(one.updates, STEPS + 1);
+    assert_int_equal(two.updates, STEPS + 1);
+    assert_int_equal(one.versions[0] + one.versions[2] + two.versions[0] + two.versions[1], 0);
+    assert_memory_equal(one.weights + model->slices[1].offset, all.weights + model->slices[1].offset,
+                        model->slices[1].count * sizeof *all.weights);
+    rig_stream_close(&one);
+    rig_stream_close(&two);
+    const struct {
+        const uint32_t *range;
+        size_t count;
+    } wrong[2] = {{empty, 1}, {mixed, 2}};
+    for (size_t i = 0; i < 2; i++) {
+        rig_stream_open(&rig, &one, model, 64);
+        rig_hello_for(&one, 1, 1, 1, wrong[i].range, wrong[i].count);
+        rig_wait_end(&one);
+        assert_int_equal(one.end.code, TALLY_EINVAL);
+        assert_non_null(strstr(one.end.message, "empty or out of order"));
+        rig_stream_close(&one);
+    }
+    rig_stream_close(&all);
+    rig_end_job(&rig, 1, 1);
+    model_free(model);
+}
+
 /* ---- streams that die, or do not read ---- */
 
 static void test_stream_dies_mid_push(void **state)
@@ -795,6 +838,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_messy_equals_clean, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_every_refusal_says_why, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_hello, open_rig, close_rig),
+        cmocka_unit_test_setup_teardown(test_hello_for_some_slices, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_stream_dies_mid_push, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_slow_reader, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(test_fetch_says_what_is_held, open_rig, close_rig),
