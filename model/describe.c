@@ -175,7 +175,7 @@ static void cover_text(const struct tree_node *cover, size_t nodes, char *text, 
 static struct plan of_rank(const struct plan *plan, uint32_t rank)
 {
     struct plan other = *plan;
-    other.rank = rank;
+    other.rank = other.data_index = rank;
     other.levels = plan_levels(&other);
     return other;
 }

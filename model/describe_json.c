@@ -82,7 +82,7 @@ static json_t *workers_json(const struct plan *plan)
     struct step_shape step = batches_step(&plan->batches, 1);
     for (uint32_t rank = 0; rank < plan->mesh.data; rank++) {
         struct plan other = *plan;
-        other.rank = rank;
+        other.rank = other.data_index = rank;
         other.levels = plan_levels(&other);
         struct plan_memory m = plan_memory(&other);
         struct tree_node cover[TREE_COVER_MAX], mine = tree_share(step.leaves, rank, plan->mesh.data);

@@ -14,7 +14,8 @@
 
 struct builder {
     struct model *model;
-    const Tally__V1__Model *spec; /* the caller's, whose positions file knows; the model keeps a copy */
+    const Tally__V1__Model *spec;        /* the caller's, whose positions file knows; the model keeps a copy */
+    const Tally__V1__Pipeline *pipeline; /* likewise; NULL: one stage */
     const struct spec_file *file;
     uint32_t *readers; /* of each layer */
     struct tally_error *err;
@@ -264,6 +265,8 @@ static tally_status build(struct builder *b, const struct spec_file *file, const
     if (status == TALLY_OK)
         status = loss_check(model, loss, file, b->err);
     if (status == TALLY_OK)
+        status = stages_build(model, b->pipeline, file, b->err);
+    if (status == TALLY_OK)
         status = slices_build(model, b->err);
     model->init_draws = model->param_elements; /* all are uniform: one draw an element */
     return status;
@@ -275,7 +278,8 @@ tally_status model_build_at(const Tally__V1__JobSpec *spec, const Tally__V1__Dat
     if (!spec->model || spec->model->n_layers == 0 || spec->model->n_layers > INT32_MAX || !spec->model->loss ||
         spec->model->loss->kind_case == TALLY__V1__LOSS__KIND__NOT_SET)
         return tally_fail(err, TALLY_EINVAL, "model: layers and a loss are needed");
-    struct builder b = {.spec = spec->model, .file = file, .err = err};
+    struct builder b = {
+        .spec = spec->model, .pipeline = spec->parallel ? spec->parallel->pipeline : NULL, .file = file, .err = err};
     struct model *model = b.model = calloc(1, sizeof *model);
     if (!model)
         return out_of_memory(err);
@@ -334,6 +338,7 @@ void model_free(struct model *model)
     free(model->layers);
     free(model->params);
     free(model->slices);
+    free(model->segment_stage);
     if (model->spec)
         tally__v1__job_spec__free_unpacked(model->spec, NULL);
     free(model);

@@ -35,7 +35,8 @@ struct param {
 
 /* A contiguous range of the flat vector, at most TALLY_SLICE_MAX_BYTES. A parameter larger than that is cut between its
  * rows (first dimension) where a row fits, and shares its slices with no other; smaller neighbours share one slice as
- * long as they fit. Padding between parameters belongs to a slice and is 0. */
+ * long as they fit and one stage of the pipeline computes with them. Padding between parameters belongs to a slice and
+ * is 0. */
 struct slice {
     size_t offset, count;            /* floats */
     uint32_t param_begin, param_end; /* the parameters that it touches */
@@ -50,7 +51,11 @@ struct layer {
     struct shape in, out;   /* in: of each input (all alike) */
     int32_t weight, bias;   /* index in params; -1: none */
     uint64_t forward_flops; /* of one sample: multiplications and additions */
+    uint32_t stage;         /* of the pipeline: who computes it */
+    uint32_t segment;       /* maximal runs of layers in one stage, views (flatten) left out: they compute nothing */
 };
+
+#define MODEL_STAGES_MAX 256 /* jobspec.proto bounds Pipeline.stages and placement likewise */
 
 struct model {
     Tally__V1__JobSpec *spec; /* a copy with defaults filled in */
@@ -63,8 +68,10 @@ struct model {
     size_t param_elements; /* without padding */
     size_t flat_count;     /* floats of the flat vector, padding included */
     size_t slice_count;
-    struct slice *slices; /* by offset; they cover the flat vector */
-    uint64_t init_draws;  /* 32-bit numbers that PyTorch's init takes from the generator */
+    struct slice *slices; /* by offset; they cover the flat vector; none has parameters of two segments */
+    uint32_t stage_count, segment_count;
+    uint32_t *segment_stage; /* by segment */
+    uint64_t init_draws;     /* 32-bit numbers that PyTorch's init takes from the generator */
 };
 
 /* spec: checked (model/spec.h). Takes a copy. TALLY_EINVAL says which layer does not fit, with the shapes around it. */

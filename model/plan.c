@@ -1,5 +1,5 @@
-/* plan_build: lower (plan_lower.c), cut (plan_parts.c), prepare, place (plan_arena.c). The list of a step is in
- * plan_actions.c. */
+/* plan_build: lower (plan_lower.c), cut (plan_segments.c, plan_parts.c), schedule (plan_order.c), prepare, place
+ * (plan_arena.c). The list of a step is in plan_actions.c. */
 #include "model/plan.h"
 
 #include <stdlib.h>
@@ -11,19 +11,30 @@ static tally_status out_of_memory(struct tally_error *err)
     return tally_fail(err, TALLY_ENOMEM, "out of memory for the plan");
 }
 
-static tally_status check_mesh(struct mesh mesh, uint32_t rank, struct tally_error *err)
+static tally_status check_mesh(const struct model *model, struct mesh mesh, uint32_t rank, struct tally_error *err)
 {
     if (mesh.data == 0 || mesh.pipeline == 0 || mesh.tensor == 0)
         return tally_fail(err, TALLY_EINVAL, "a mesh of %u x %u x %u has no worker", mesh.data, mesh.pipeline,
                           mesh.tensor);
-    if (mesh.pipeline > 1 || mesh.tensor > 1)
-        return tally_fail(
-            err, TALLY_EUNSUPPORTED,
-            "a mesh of %u x %u x %u: pipeline stages and tensor splits above 1 are not available in this version",
-            mesh.data, mesh.pipeline, mesh.tensor);
-    if (rank >= mesh.data)
-        return tally_fail(err, TALLY_EINVAL, "rank %u is outside a mesh of %u", rank, mesh.data);
+    if (mesh.tensor > 1)
+        return tally_fail(err, TALLY_EUNSUPPORTED,
+                          "a mesh of %u x %u x %u: tensor splits above 1 are not available in this version", mesh.data,
+                          mesh.pipeline, mesh.tensor);
+    if (mesh.pipeline > 1 && mesh.pipeline != model->stage_count)
+        return tally_fail(err, TALLY_EINVAL, "a mesh of %u x %u x %u: the model is placed on %u stages", mesh.data,
+                          mesh.pipeline, mesh.tensor, model->stage_count);
+    if (rank / mesh.pipeline >= mesh.data)
+        return tally_fail(err, TALLY_EINVAL, "rank %u is outside a mesh of %u x %u x %u", rank, mesh.data,
+                          mesh.pipeline, mesh.tensor);
     return TALLY_OK;
+}
+
+static enum schedule_kind schedule_of(const Tally__V1__JobSpec *spec)
+{
+    const Tally__V1__Pipeline *pipeline = spec->parallel ? spec->parallel->pipeline : NULL;
+    if (!pipeline || pipeline->schedule == TALLY__V1__SCHEDULE__gpipe)
+        return SCHEDULE_GPIPE;
+    return pipeline->schedule == TALLY__V1__SCHEDULE__one_f_one_b ? SCHEDULE_1F1B : SCHEDULE_INTERLEAVED;
 }
 
 static tally_status take_batches(struct plan *plan, const Tally__V1__DataFacts *facts, struct tally_error *err)
@@ -84,6 +95,8 @@ static tally_status prepare(struct plan *plan, struct plan_program *program, siz
     for (size_t i = 0; i <= plan->op_count; i++) {
         struct kernel_op_desc desc = plan->ops[i].desc;
         tally_status status = TALLY_OK;
+        if (!plan_owns(plan, plan->ops[i].segment))
+            continue;
         if (__builtin_mul_overflow(plan->ops[i].rows_per_sample, program->rows, &desc.rows))
             status = tally_fail(err, TALLY_EINVAL, "too many rows");
         if (status == TALLY_OK)
@@ -118,19 +131,29 @@ tally_status plan_build(const struct model *model, const Tally__V1__DataFacts *f
                         const struct kernels *kernels, struct kernel_backend *backend, struct plan **ret_plan,
                         struct tally_error *err)
 {
-    tally_status status = check_mesh(mesh, rank, err);
+    tally_status status = check_mesh(model, mesh, rank, err);
     if (status != TALLY_OK)
         return status;
     struct plan *plan = calloc(1, sizeof *plan);
     if (!plan)
         return out_of_memory(err);
-    *plan =
-        (struct plan){.model = model, .kernels = kernels, .backend = backend, .mesh = mesh, .rank = rank, .slots = 1};
+    *plan = (struct plan){.model = model,
+                          .kernels = kernels,
+                          .backend = backend,
+                          .mesh = mesh,
+                          .rank = rank,
+                          .data_index = rank / (mesh.pipeline * mesh.tensor),
+                          .stage = rank / mesh.tensor % mesh.pipeline,
+                          .schedule = schedule_of(model->spec)};
     status = take_batches(plan, facts, err);
     if (status == TALLY_OK)
         status = list_programs(plan, err);
     if (status == TALLY_OK)
         status = plan_lower(plan, err);
+    if (status == TALLY_OK)
+        status = plan_cut_segments(plan, err);
+    if (status == TALLY_OK)
+        status = plan_schedule(plan, err);
     if (status == TALLY_OK)
         status = plan_cut_parts(plan, err);
     if (status == TALLY_OK)
@@ -160,6 +183,11 @@ void plan_free(struct plan *plan)
         free(plan->ops[i].input_grad);
         free(plan->ops[i].part_rows);
     }
+    for (size_t i = 0; i < plan->order_count; i++)
+        free(plan->orders[i].actions);
+    free(plan->segments);
+    free(plan->edges);
+    free(plan->slice_offsets);
     free(plan->programs);
     free(plan->tensors);
     free(plan->ops);

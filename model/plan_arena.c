@@ -1,5 +1,5 @@
-/* Where everything lies: a micro-batch's activation block, the block of the activations' gradients, and what that comes
- * to. */
+/* Where everything lies: a micro-batch's activation block, the blocks of the activations' gradients, and what that
+ * comes to. */
 #include <stdlib.h>
 
 #include "model/plan_build.h"
@@ -29,26 +29,81 @@ static bool tensor_bytes(const struct plan *plan, size_t t, size_t *ret_bytes)
     return !__builtin_mul_overflow(plan->tensors[t].stride, (size_t)plan->rows_max * sizeof(float), ret_bytes);
 }
 
-/* All activations are kept for backward, so they lie one behind the other. */
-static tally_status place_values(struct plan *plan, const size_t *saved_bytes, struct tally_error *err)
+/* What lies in the activation block of one segment. All activations are kept for backward, so they lie one behind the
+ * other. */
+static tally_status place_block(struct plan *plan, uint32_t k, const size_t *saved_bytes, struct tally_error *err)
 {
-    size_t bytes, *block = &plan->activation_bytes;
+    struct plan_segment *segment = &plan->segments[k];
+    size_t bytes, *block = &segment->block_bytes;
     for (size_t t = 0; t < plan->tensor_count; t++) {
-        if (plan->tensors[t].view_of >= 0)
-            plan->tensors[t].value_offset = plan->tensors[plan->tensors[t].view_of].value_offset;
-        else if (!tensor_bytes(plan, t, &bytes) || !append(block, bytes, &plan->tensors[t].value_offset))
+        struct plan_tensor *tensor = &plan->tensors[t];
+        if (tensor->view_of >= 0)
+            continue;
+        if (tensor->home == k && (!tensor_bytes(plan, t, &bytes) || !append(block, bytes, &tensor->value_offset)))
+            return too_large(err);
+        if (tensor->gradient == PLAN_GRADIENT_SEGMENT && tensor->grad_home == k &&
+            (!tensor_bytes(plan, t, &bytes) || !append(block, bytes, &tensor->grad_offset)))
             return too_large(err);
     }
-    for (size_t i = 0; i <= plan->op_count; i++)
+    for (size_t i = segment->op_begin; i < segment->op_end; i++)
         if (!append(block, saved_bytes[i], &plan->ops[i].saved_offset))
             return too_large(err);
+    if (k + 1 < plan->segment_count)
+        return TALLY_OK;
+    return append(block, plan->target_bytes, &plan->target_offset) &&
+                   append(block, sizeof(struct kernel_loss), &plan->loss_offset)
+               ? TALLY_OK
+               : too_large(err);
+}
+
+static tally_status place_values(struct plan *plan, const size_t *saved_bytes, struct tally_error *err)
+{
     size_t target =
         plan->model->target_kind == DATASET_CLASSES ? sizeof(int64_t) : plan->model->target.elements * sizeof(float);
-    if (__builtin_mul_overflow(target, plan->rows_max, &plan->target_bytes) ||
-        !append(block, plan->target_bytes, &plan->target_offset) ||
-        !append(block, sizeof(struct kernel_loss), &plan->loss_offset) || *block > BYTES_MAX)
+    if (__builtin_mul_overflow(target, plan->rows_max, &plan->target_bytes))
         return too_large(err);
-    return TALLY_OK;
+    for (uint32_t k = 0; k < plan->segment_count; k++) {
+        size_t blocks;
+        if (!plan_owns(plan, k))
+            continue;
+        tally_status status = place_block(plan, k, saved_bytes, err);
+        if (status != TALLY_OK)
+            return status;
+        if (__builtin_mul_overflow(plan->segments[k].block_bytes, (size_t)plan->segments[k].slots, &blocks) ||
+            blocks > BYTES_MAX || plan->activation_bytes > BYTES_MAX)
+            return too_large(err);
+        plan->activation_bytes += blocks;
+    }
+    return plan->activation_bytes <= BYTES_MAX ? TALLY_OK : too_large(err);
+}
+
+/* Gradients that cross. */
+static tally_status place_edges(struct plan *plan, struct tally_error *err)
+{
+    for (size_t t = 0; t < plan->tensor_count; t++) {
+        struct plan_tensor *tensor = &plan->tensors[t];
+        size_t bytes;
+        if (tensor->view_of < 0 && tensor->gradient == PLAN_GRADIENT_EDGE &&
+            (!tensor_bytes(plan, t, &bytes) || !append(&plan->edge_bytes, bytes, &tensor->grad_offset)))
+            return too_large(err);
+    }
+    return plan->edge_bytes <= BYTES_MAX ? TALLY_OK : too_large(err);
+}
+
+/* A view lies where the tensor does. */
+static void place_views(struct plan *plan)
+{
+    for (size_t t = 0; t < plan->tensor_count; t++) {
+        struct plan_tensor *view = &plan->tensors[t];
+        if (view->view_of < 0)
+            continue;
+        const struct plan_tensor *root = &plan->tensors[view->view_of];
+        view->home = root->home;
+        view->value_offset = root->value_offset;
+        view->gradient = root->gradient;
+        view->grad_home = root->grad_home;
+        view->grad_offset = root->grad_offset;
+    }
 }
 
 /* A gradient lives from the first operation (in backward's order, which is from the last to the first) that writes it
@@ -93,7 +148,7 @@ static size_t gradient_lives(const struct plan *plan, struct life *lives, bool *
     for (size_t i = 0; i < plan->op_count; i++) {
         const struct plan_tensor *tensor = &plan->tensors[plan->ops[i].output];
         struct life *life = &lives[n];
-        if (tensor->grad_offset == SIZE_MAX)
+        if (tensor->gradient != PLAN_GRADIENT_SHARED)
             continue;
         *life = (struct life){.tensor = plan->ops[i].output, .first_op = i, .last_op = i};
         for (size_t k = i + 1; k <= plan->op_count; k++)
@@ -126,9 +181,6 @@ static tally_status place_gradients(struct plan *plan, struct tally_error *err)
             plan->gradient_bytes = life->offset + life->bytes;
         fits = plan->gradient_bytes <= BYTES_MAX;
     }
-    for (size_t t = 0; t < plan->tensor_count; t++)
-        if (plan->tensors[t].view_of >= 0)
-            plan->tensors[t].grad_offset = plan->tensors[plan->tensors[t].view_of].grad_offset;
     free(lives);
     return fits ? TALLY_OK : too_large(err);
 }
@@ -136,17 +188,22 @@ static tally_status place_gradients(struct plan *plan, struct tally_error *err)
 tally_status plan_place(struct plan *plan, const size_t *saved_bytes, struct tally_error *err)
 {
     tally_status status = place_values(plan, saved_bytes, err);
-    return status == TALLY_OK ? place_gradients(plan, err) : status;
+    if (status == TALLY_OK)
+        status = place_gradients(plan, err);
+    if (status == TALLY_OK)
+        status = place_edges(plan, err);
+    place_views(plan);
+    return status;
 }
 
 struct plan_memory plan_memory(const struct plan *plan)
 {
-    size_t flat = plan->model->flat_count * sizeof(float);
+    size_t flat = plan->flat_count * sizeof(float);
     struct plan_memory m = {
         .weights = flat,
         .gradients = flat * plan->levels,
-        .activations = plan->activation_bytes * plan->slots,
-        .activation_gradients = plan->gradient_bytes,
+        .activations = plan->activation_bytes,
+        .activation_gradients = plan->gradient_bytes + 2 * plan->edge_bytes,
         .workspace = plan->workspace_bytes,
     };
     m.total = m.weights + m.gradients + m.activations + m.activation_gradients + m.workspace;

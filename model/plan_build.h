@@ -7,6 +7,15 @@
  * nothing prepared. */
 tally_status plan_lower(struct plan *plan, struct tally_error *err);
 
+/* Segments, what crosses between them, and where this rank has each tensor. */
+tally_status plan_cut_segments(struct plan *plan, struct tally_error *err);
+
+/* The orders of this rank's stage, simulated, and the activation blocks that every segment needs. */
+tally_status plan_schedule(struct plan *plan, struct tally_error *err);
+
+/* The leaves of this rank in a step of so many. */
+struct tree_node plan_share(const struct plan *plan, uint32_t leaves);
+
 /* The parts of each operation's backward_weight, from the slices. */
 tally_status plan_cut_parts(struct plan *plan, struct tally_error *err);
 

@@ -42,15 +42,6 @@ static tally_status op_inputs(struct lowering *l, struct plan_op *op, size_t n)
     return op->inputs && op->accumulate && op->input_grad ? TALLY_OK : out_of_memory(l->err);
 }
 
-/* Is the next layer the only reader of layer i, and reads nothing else? */
-static bool only_reader_is_next(const struct lowering *l, uint32_t i)
-{
-    if (i + 1 >= l->model->layer_count || l->readers[i] != 1)
-        return false;
-    const struct layer *next = &l->model->layers[i + 1];
-    return next->input_count == 1 && next->inputs[0] == (int32_t)i;
-}
-
 /* The operation that begins with layer *i; leaves *i at its last layer. */
 static tally_status lower_op(struct lowering *l, uint32_t *i)
 {
@@ -62,13 +53,9 @@ static tally_status lower_op(struct lowering *l, uint32_t *i)
         return status;
     for (size_t k = 0; k < layer->input_count; k++)
         op->inputs[k] = tensor_of(l, layer->inputs[k]);
-    op->desc.inputs = layer->input_count;
-    layer->type->lower(layer, &op->desc);
+    op->layer_end = fuse_layers(l->model, l->readers, *i, &op->desc);
     op->rows_per_sample = op->desc.rows;
-    while (layer->type->absorb && only_reader_is_next(l, *i) &&
-           layer->type->absorb(&op->desc, &l->model->layers[*i + 1]))
-        ++*i;
-    op->layer_end = *i + 1;
+    *i = op->layer_end - 1;
     op->output = l->tensor[*i] = add_tensor(l, (int32_t)*i, -1, l->model->layers[*i].out.elements);
     return TALLY_OK;
 }
@@ -201,12 +188,9 @@ tally_status plan_lower(struct plan *plan, struct tally_error *err)
         status = out_of_memory(err);
         goto out;
     }
-    for (size_t i = 0; i < layers; i++) {
+    for (size_t i = 0; i < layers; i++)
         l.tensor[i] = -1;
-        for (size_t k = 0; k < model->layers[i].input_count; k++)
-            if (model->layers[i].inputs[k] != MODEL_INPUT)
-                l.readers[model->layers[i].inputs[k]]++;
-    }
+    count_readers(model, l.readers);
     status = lower_layers(&l);
     if (status != TALLY_OK)
         goto out;

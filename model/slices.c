@@ -78,6 +78,9 @@ tally_status slices_build(struct model *model, struct tally_error *err)
         uint32_t end = i;
         while (end < model->param_count) {
             const struct param *p = &model->params[end];
+            /* Each stage of a pipeline pushes and gets its own slices. */
+            if (model->layers[p->layer].segment != model->layers[model->params[i].layer].segment)
+                break;
             size_t padded = align_up(p->shape.elements, ALIGN_FLOATS);
             if (p->offset + padded - begin > SLICE_MAX_FLOATS)
                 break;

@@ -1,12 +1,18 @@
 /*
- * DESIGN. One arena in the backend's memory holds the weights, a block of activations and targets for each micro-batch
- * in flight (slot), the activations' gradients (of one micro-batch at a time), the workspace and the gradient sums of
- * levels 1 and up of the tree; level 0 is where the transport wants it (T2). The arguments of every operation are
- * written once, when the executor is opened; a step changes only where gradients of parameters go.
+ * DESIGN. One arena in the backend's memory holds the weights, for each of this rank's segments a block of activations
+ * for each micro-batch in flight (slot: the micro-batch's number modulo the segment's slots), the activations'
+ * gradients (those within a segment: of one micro-batch at a time; those that cross: of two), the workspace and the
+ * gradient sums of levels 1 and up of the tree; level 0 is where the transport wants it (T2). The arguments of every
+ * operation are written when the executor is opened, and again before each use where a segment has several slots; a
+ * step changes only them and where gradients of parameters go.
  *
  * Backward of a leaf writes its gradient into the buffer of its level. When the last part that touches a slice has run,
  * the slice is added to the levels below as often as the action says, and leaves if the leaf completes a node that is
- * pushed.
+ * pushed. Every schedule runs the backwards of a segment in the order of the leaves, so a segment's levels work by
+ * themselves.
+ *
+ * What was sent to a peer may be read until the peers' flush of its ticket: each block and each copy of the gradients
+ * that cross remembers the last ticket, and is claimed before it is written anew.
  */
 #include "worker/executor.h"
 
@@ -23,57 +29,86 @@ struct executor {
     struct kernel_stream *stream;
     struct executor_layout layout;
     char *arena;
-    struct kernel_args *args; /* [slot][op], the loss at [op_count] */
-    float **level0;           /* by slice: the node's sum, while it is being computed; NULL: not asked for yet */
-    struct kernel_loss *sums; /* by level */
+    bool fixed;                    /* every buffer has one place only: args stay as they are */
+    struct kernel_args *args;      /* by op, the loss at [op_count] */
+    float **level0;                /* by slice: the node's sum, while it is being computed; NULL: not asked for yet */
+    struct kernel_loss *sums;      /* [segment][level] */
+    struct kernel_loss *leaf_sums; /* of a leaf: leaf modulo leaf_sum_count, which is at least those in flight */
+    uint32_t leaf_sum_count;
+    uint64_t **block_sent;    /* [segment][slot]: ticket of what was sent last; 0: nothing that was not released */
+    uint64_t (*edge_sent)[2]; /* [segment][copy] */
     struct action *actions;   /* of a step of so many leaves */
     size_t action_count;
     uint32_t actions_leaves;     /* 0: none made yet */
     uint64_t epoch;              /* whose order is at hand; 0: none */
     const uint32_t *epoch_order; /* belongs to in.order */
     uint32_t *indices;           /* of an evaluation micro-batch */
-    float *host_input;           /* staging where the backend's memory is not the host's */
-    void *host_targets;
+    float *sample;      /* where a stage that wants targets alone lets the input go; NULL: it wants both or none */
+    float *host_input;  /* staging where the backend's memory is not the host's */
+    void *host_targets; /* likewise, or where a stage that wants inputs alone lets the targets go */
 };
 
-/* What a step's actions need to know. */
+/* What a step's actions, or an evaluation, need to know. */
 struct run {
     struct executor *ex;
     struct transport *transport;
-    uint64_t step;
-    struct step_shape shape;
+    uint64_t step; /* the step; of an evaluation: the version of the weights */
+    bool evaluation;
+    struct step_shape shape; /* of a step */
     struct tally_error *err;
 };
 
-static float *block_floats(const struct executor *ex, uint32_t slot, size_t offset)
+static bool has_loss(const struct plan *plan, uint32_t segment)
 {
-    return (float *)(ex->arena + ex->layout.activations + slot * ex->layout.activation_stride + offset);
+    return segment + 1 == plan->segment_count;
 }
 
-static float *tensor_value(const struct executor *ex, uint32_t slot, int32_t tensor)
+static char *block(const struct executor *ex, uint32_t segment, uint32_t leaf)
 {
-    return block_floats(ex, slot, executor_tensor(ex->plan, tensor)->value_offset);
+    const struct executor_blocks *blocks = &ex->layout.blocks[segment];
+    return ex->arena + blocks->offset + leaf % ex->plan->segments[segment].slots * blocks->stride;
 }
 
-static float *tensor_grad(const struct executor *ex, int32_t tensor)
+static float *tensor_value(const struct executor *ex, uint32_t leaf, int32_t tensor)
 {
-    size_t offset = executor_tensor(ex->plan, tensor)->grad_offset;
-    return offset == SIZE_MAX ? NULL : (float *)(ex->arena + ex->layout.gradients + offset);
+    const struct plan_tensor *t = executor_tensor(ex->plan, tensor);
+    return (float *)(block(ex, t->home, leaf) + t->value_offset);
 }
 
-static struct kernel_args *op_args(const struct executor *ex, uint32_t slot, size_t op)
+static float *tensor_grad(const struct executor *ex, uint32_t leaf, int32_t tensor)
 {
-    return &ex->args[slot * (ex->plan->op_count + 1) + op];
+    const struct plan_tensor *t = executor_tensor(ex->plan, tensor);
+    switch (t->gradient) {
+    case PLAN_GRADIENT_SHARED:
+        return (float *)(ex->arena + ex->layout.gradients + t->grad_offset);
+    case PLAN_GRADIENT_EDGE:
+        return (float *)(ex->arena + ex->layout.edges + leaf % 2 * ex->layout.edge_stride + t->grad_offset);
+    case PLAN_GRADIENT_SEGMENT:
+        return (float *)(block(ex, t->grad_home, leaf) + t->grad_offset);
+    case PLAN_GRADIENT_NONE:
+        break;
+    }
+    return NULL;
 }
 
-static void *slot_targets(const struct executor *ex, uint32_t slot)
+static void *leaf_targets(const struct executor *ex, uint32_t leaf)
 {
-    return block_floats(ex, slot, ex->plan->target_offset);
+    return block(ex, ex->plan->segment_count - 1, leaf) + ex->plan->target_offset;
 }
 
-static struct kernel_loss *slot_loss(const struct executor *ex, uint32_t slot)
+static struct kernel_loss *leaf_loss(const struct executor *ex, uint32_t leaf)
 {
-    return (struct kernel_loss *)block_floats(ex, slot, ex->plan->loss_offset);
+    return (struct kernel_loss *)(block(ex, ex->plan->segment_count - 1, leaf) + ex->plan->loss_offset);
+}
+
+static struct kernel_loss *leaf_sum(const struct executor *ex, uint32_t leaf)
+{
+    return &ex->leaf_sums[leaf % ex->leaf_sum_count];
+}
+
+static struct kernel_loss *level_sums(const struct executor *ex, uint32_t segment)
+{
+    return &ex->sums[segment * ((size_t)ex->plan->levels + 1)];
 }
 
 static float *level_floats(const struct executor *ex, uint32_t level)
@@ -82,46 +117,105 @@ static float *level_floats(const struct executor *ex, uint32_t level)
     return (float *)(ex->arena + ex->layout.levels + (level - 1) * ex->layout.level_stride);
 }
 
-static void init_args(struct executor *ex, uint32_t slot)
+/* Where operation i finds the tensors of a leaf. */
+static void place_args(struct executor *ex, size_t i, uint32_t leaf)
+{
+    const struct plan_op *op = &ex->plan->ops[i];
+    struct kernel_args *args = &ex->args[i];
+    for (size_t j = 0; j < op->input_count; j++) {
+        args->x[j] = tensor_value(ex, leaf, op->inputs[j]);
+        args->dx[j] = op->input_grad[j] ? tensor_grad(ex, leaf, op->inputs[j]) : NULL;
+    }
+    if (op->output >= 0) {
+        args->y = tensor_value(ex, leaf, op->output);
+        args->dy = tensor_grad(ex, leaf, op->output);
+    } else {
+        args->targets = leaf_targets(ex, leaf);
+        args->loss = leaf_loss(ex, leaf);
+    }
+    args->saved = block(ex, op->segment, leaf) + op->saved_offset;
+}
+
+static void init_args(struct executor *ex)
 {
     const struct plan *plan = ex->plan;
     const float *weights = executor_weights(ex);
+    ex->fixed = plan->edge_bytes == 0;
+    for (uint32_t k = 0; k < plan->segment_count; k++)
+        ex->fixed &= !plan_owns(plan, k) || plan->segments[k].slots == 1;
     for (size_t i = 0; i <= plan->op_count; i++) {
         const struct plan_op *op = &plan->ops[i];
-        struct kernel_args *args = op_args(ex, slot, i);
-        for (size_t j = 0; j < op->input_count; j++) {
-            args->x[j] = tensor_value(ex, slot, op->inputs[j]);
-            args->dx[j] = op->input_grad[j] ? tensor_grad(ex, op->inputs[j]) : NULL;
+        struct kernel_args *args = &ex->args[i];
+        if (!plan_owns(plan, op->segment))
+            continue;
+        for (size_t j = 0; j < op->input_count; j++)
             args->dx_accumulate[j] = op->accumulate[j];
-        }
-        if (op->output >= 0) {
-            args->y = tensor_value(ex, slot, op->output);
-            args->dy = tensor_grad(ex, op->output);
-        }
-        args->weight = op->weight >= 0 ? weights + plan->model->params[op->weight].offset : NULL;
-        args->bias = op->bias >= 0 ? weights + plan->model->params[op->bias].offset : NULL;
-        args->saved = block_floats(ex, slot, op->saved_offset);
+        args->weight = op->weight >= 0 ? weights + op->weight_offset : NULL;
+        args->bias = op->bias >= 0 ? weights + op->bias_offset : NULL;
         args->workspace = ex->arena + ex->layout.workspace;
+        place_args(ex, i, 0);
     }
-    struct kernel_args *loss = op_args(ex, slot, plan->op_count);
-    loss->targets = slot_targets(ex, slot);
-    loss->loss = slot_loss(ex, slot);
+}
+
+static struct kernel_args *op_args(struct executor *ex, size_t i, uint32_t leaf)
+{
+    if (!ex->fixed)
+        place_args(ex, i, leaf);
+    return &ex->args[i];
+}
+
+/* Tables of the pipeline's. */
+static bool alloc_segments(struct executor *ex)
+{
+    const struct plan *plan = ex->plan;
+    ex->block_sent = calloc(plan->segment_count, sizeof *ex->block_sent);
+    ex->edge_sent = calloc(plan->segment_count, sizeof *ex->edge_sent);
+    if (!ex->block_sent || !ex->edge_sent)
+        return false;
+    for (uint32_t k = 0; k < plan->segment_count; k++) {
+        if (!plan_owns(plan, k))
+            continue;
+        ex->block_sent[k] = calloc(plan->segments[k].slots, sizeof *ex->block_sent[k]);
+        if (!ex->block_sent[k])
+            return false;
+    }
+    return true;
+}
+
+static bool alloc_samples(struct executor *ex)
+{
+    const struct plan *plan = ex->plan;
+    bool inputs = plan->tensors[0].home != PLAN_NOWHERE, targets = plan_owns(plan, plan->segment_count - 1);
+    if (targets && plan->tensors[0].home != plan->segment_count - 1) {
+        ex->sample = calloc(plan->model->input.elements, sizeof *ex->sample);
+        if (!ex->sample)
+            return false;
+    }
+    if (inputs && !ex->kernels->host_memory) {
+        ex->host_input = calloc((size_t)plan->rows_max * plan->input_stride, sizeof *ex->host_input);
+        if (!ex->host_input)
+            return false;
+    }
+    if (!ex->kernels->host_memory || (inputs && plan->tensors[0].home != plan->segment_count - 1)) {
+        ex->host_targets = calloc(1, plan->target_bytes);
+        if (!ex->host_targets)
+            return false;
+    }
+    return true;
 }
 
 static tally_status alloc_tables(struct executor *ex, struct tally_error *err)
 {
     const struct plan *plan = ex->plan;
-    ex->args = calloc(plan->slots * (plan->op_count + 1), sizeof *ex->args);
+    ex->leaf_sum_count = (plan->batches.batch + plan->batches.micro - 1) / plan->batches.micro;
+    ex->args = calloc(plan->op_count + 1, sizeof *ex->args);
     ex->level0 = calloc(plan->model->slice_count + 1, sizeof *ex->level0);
-    ex->sums = calloc((size_t)plan->levels + 1, sizeof *ex->sums);
+    ex->sums = calloc(plan->segment_count * ((size_t)plan->levels + 1), sizeof *ex->sums);
+    ex->leaf_sums = calloc(ex->leaf_sum_count, sizeof *ex->leaf_sums);
     ex->actions = calloc(plan_actions_max(plan) + 1, sizeof *ex->actions);
     ex->indices = calloc(plan->rows_max, sizeof *ex->indices);
-    bool ok = ex->args && ex->level0 && ex->sums && ex->actions && ex->indices;
-    if (!ex->kernels->host_memory) {
-        ex->host_input = calloc((size_t)plan->rows_max * plan->input_stride, sizeof *ex->host_input);
-        ex->host_targets = calloc(1, plan->target_bytes);
-        ok = ok && ex->host_input && ex->host_targets;
-    }
+    bool ok = ex->args && ex->level0 && ex->sums && ex->leaf_sums && ex->actions && ex->indices && alloc_segments(ex) &&
+              alloc_samples(ex);
     return ok ? TALLY_OK : tally_fail(err, TALLY_ENOMEM, "no memory for the executor's tables");
 }
 
@@ -129,6 +223,11 @@ tally_status executor_open(const struct executor_inputs *inputs, struct executor
                            struct tally_error *err)
 {
     const struct plan *plan = inputs->plan;
+    if (plan->edge_count > 0 && !plan->kernels->host_memory)
+        return tally_fail(err, TALLY_EUNSUPPORTED, "backend %s keeps activations where they cannot be sent from",
+                          plan->kernels->name);
+    if (plan->edge_count > 0 && !inputs->peers)
+        return tally_fail(err, TALLY_EINVAL, "a stage of a pipeline needs its peers");
     struct executor *ex = calloc(1, sizeof *ex);
     if (!ex)
         return tally_fail(err, TALLY_ENOMEM, "no memory for an executor");
@@ -148,8 +247,7 @@ tally_status executor_open(const struct executor_inputs *inputs, struct executor
         return status;
     }
     ex->arena = arena;
-    for (uint32_t slot = 0; slot < plan->slots; slot++)
-        init_args(ex, slot);
+    init_args(ex);
     *ret_executor = ex;
     return TALLY_OK;
 }
@@ -166,6 +264,12 @@ void executor_close(struct executor *ex)
     free(ex->args);
     free(ex->level0);
     free(ex->sums);
+    free(ex->leaf_sums);
+    for (uint32_t k = 0; ex->block_sent && k < ex->plan->segment_count; k++)
+        free(ex->block_sent[k]);
+    free(ex->block_sent);
+    free(ex->edge_sent);
+    free(ex->sample);
     free(ex->actions);
     free(ex->indices);
     free(ex->host_input);
@@ -190,21 +294,106 @@ static tally_status check_stop(const struct executor *ex, struct tally_error *er
     return TALLY_OK;
 }
 
+/* ---- peers ---- */
+
+static struct sample_range leaf_range(const struct run *run, uint32_t leaf)
+{
+    const struct plan *plan = run->ex->plan;
+    return run->evaluation ? evaluation_leaf(&plan->evaluation, leaf) : batches_leaf(&plan->batches, &run->shape, leaf);
+}
+
+/* The memory with this ticket may be written from here on. */
+static tally_status claim(struct run *run, uint64_t *sent)
+{
+    uint64_t ticket = *sent;
+    *sent = 0;
+    return ticket ? run->ex->in.peers->flush(run->ex->in.peers, ticket, run->err) : TALLY_OK;
+}
+
+static uint64_t *block_ticket(const struct executor *ex, uint32_t segment, uint32_t leaf)
+{
+    return &ex->block_sent[segment][leaf % ex->plan->segments[segment].slots];
+}
+
+/* The ticket of the memory that holds what an edge carries, on this side. */
+static uint64_t *edge_ticket(const struct executor *ex, const struct plan_edge *edge, uint32_t segment, uint32_t leaf)
+{
+    const struct plan_tensor *t = &ex->plan->tensors[edge->tensor];
+    if (!edge->backward)
+        return block_ticket(ex, t->home, leaf);
+    return t->gradient == PLAN_GRADIENT_SEGMENT ? block_ticket(ex, t->grad_home, leaf)
+                                                : &ex->edge_sent[segment][leaf % 2];
+}
+
+static float *edge_floats(const struct executor *ex, const struct plan_edge *edge, uint32_t leaf)
+{
+    return edge->backward ? tensor_grad(ex, leaf, edge->tensor) : tensor_value(ex, leaf, edge->tensor);
+}
+
+static struct peer_tensor name_tensor(const struct run *run, uint32_t edge, uint32_t leaf)
+{
+    const struct plan_edge *e = &run->ex->plan->edges[edge];
+    const struct plan_tensor *t = &run->ex->plan->tensors[e->tensor];
+    return (struct peer_tensor){.step = run->step,
+                                .evaluation = run->evaluation,
+                                .micro_batch = leaf,
+                                .edge = edge,
+                                .direction =
+                                    e->backward ? TALLY__V1__DIRECTION__BACKWARD : TALLY__V1__DIRECTION__FORWARD,
+                                .rows = leaf_range(run, leaf).count,
+                                .columns = t->elements,
+                                .stride = t->stride};
+}
+
+static tally_status send_edge(struct run *run, uint32_t edge, uint32_t leaf)
+{
+    struct executor *ex = run->ex;
+    const struct plan_edge *e = &ex->plan->edges[edge];
+    struct peer_tensor tensor = name_tensor(run, edge, leaf);
+    if (e->backward)
+        tensor.sums = *leaf_sum(ex, leaf);
+    tally_status status = ex->kernels->stream_sync(ex->stream, run->err);
+    if (status)
+        return status;
+    return ex->in.peers->send(ex->in.peers, plan_peer(ex->plan, ex->plan->segments[e->to].stage), &tensor,
+                              edge_floats(ex, e, leaf), edge_ticket(ex, e, e->from, leaf), run->err);
+}
+
+static tally_status receive_edge(struct run *run, uint32_t edge, uint32_t leaf)
+{
+    struct executor *ex = run->ex;
+    const struct plan_edge *e = &ex->plan->edges[edge];
+    struct peer_tensor tensor = name_tensor(run, edge, leaf);
+    tally_status status = check_stop(ex, run->err);
+    if (!status)
+        status = claim(run, edge_ticket(ex, e, e->to, leaf));
+    if (!status)
+        status = ex->in.peers->receive(ex->in.peers, plan_peer(ex->plan, ex->plan->segments[e->from].stage), &tensor,
+                                       edge_floats(ex, e, leaf), run->err);
+    if (!status && e->backward)
+        *leaf_sum(ex, leaf) = tensor.sums;
+    return status;
+}
+
 /* ---- forward ---- */
 
+/* The inputs go to the segment that reads them first, the targets to the one with the loss. */
 static void read_samples(struct executor *ex, const struct dataset *set, const uint32_t *indices, uint32_t count,
-                         uint32_t slot)
+                         uint32_t segment, uint32_t leaf)
 {
     const struct plan *plan = ex->plan;
-    float *input = tensor_value(ex, slot, 0);
-    void *targets = slot_targets(ex, slot);
-    if (ex->kernels->host_memory) {
-        dataset_read(set, indices, count, input, plan->input_stride, targets);
-        return;
-    }
-    dataset_read(set, indices, count, ex->host_input, plan->input_stride, ex->host_targets);
-    ex->kernels->upload(ex->stream, input, ex->host_input, count * plan->input_stride * sizeof(float));
-    ex->kernels->upload(ex->stream, targets, ex->host_targets, plan->target_bytes / plan->rows_max * count);
+    bool inputs = plan->tensors[0].home == segment, targets = has_loss(plan, segment), host = ex->kernels->host_memory;
+    float *x = inputs ? tensor_value(ex, leaf, 0) : NULL;
+    void *y = targets ? leaf_targets(ex, leaf) : NULL;
+    dataset_read(set, indices, count,
+                 !inputs ? ex->sample
+                 : host  ? x
+                         : ex->host_input,
+                 inputs ? plan->input_stride : 0, targets && host ? y : ex->host_targets);
+    if (inputs && !host)
+        ex->kernels->upload(ex->stream, x, ex->host_input, count * plan->input_stride * sizeof(float));
+    if (targets && !host)
+        ex->kernels->upload(ex->stream, y, ex->host_targets, plan->target_bytes / plan->rows_max * count);
 }
 
 static tally_status find_program(const struct executor *ex, uint32_t rows, const struct plan_program **ret_program,
@@ -214,24 +403,26 @@ static tally_status find_program(const struct executor *ex, uint32_t rows, const
     return *ret_program ? TALLY_OK : tally_fail(err, TALLY_EINTERNAL, "the plan has no program for %u rows", rows);
 }
 
-/* All operations and the loss, in order, each as soon as its own weights are there. keep: for a backward to come. */
-static tally_status forward_ops(struct executor *ex, struct transport *transport, const struct plan_program *program,
-                                uint32_t slot, uint64_t version, bool keep, struct tally_error *err)
+/* A segment's operations (and the loss), in order, each as soon as its own weights are there. In training, what
+ * backward needs is kept. */
+static tally_status forward_ops(struct run *run, const struct plan_program *program, uint32_t segment, uint32_t leaf)
 {
-    for (size_t i = 0; i <= ex->plan->op_count; i++) { /* the last is the loss */
-        tally_status status = check_stop(ex, err);
+    struct executor *ex = run->ex;
+    uint64_t version = run->evaluation ? run->step : run->step - 1;
+    for (size_t i = ex->plan->segments[segment].op_begin; i < ex->plan->segments[segment].op_end; i++) {
+        tally_status status = check_stop(ex, run->err);
         if (status)
             return status;
         struct executor_op *op = &ex->layout.ops[i];
         if (op->version != version && op->reads.begin != op->reads.end) {
-            status = transport->wait_slices(transport, op->reads.begin, op->reads.end, version, err);
+            status = run->transport->wait_slices(run->transport, op->reads.begin, op->reads.end, version, run->err);
             if (status)
                 return status;
             op->version = version;
         }
-        struct kernel_args *args = op_args(ex, slot, i);
+        struct kernel_args *args = op_args(ex, i, leaf);
         void *saved = args->saved;
-        if (!keep)
+        if (run->evaluation)
             args->saved = NULL;
         ex->kernels->forward(program->ops[i], ex->stream, args);
         args->saved = saved;
@@ -239,20 +430,36 @@ static tally_status forward_ops(struct executor *ex, struct transport *transport
     return TALLY_OK;
 }
 
-static tally_status run_forward(struct run *run, const struct action *action)
+static void read_leaf(struct run *run, struct sample_range range, uint32_t segment, uint32_t leaf)
 {
     struct executor *ex = run->ex;
-    struct sample_range range = batches_leaf(&ex->plan->batches, &run->shape, action->micro_batch);
-    const struct plan_program *program;
-    tally_status status = find_program(ex, range.count, &program, run->err);
-    if (status)
-        return status;
+    if (ex->plan->tensors[0].home != segment && !has_loss(ex->plan, segment))
+        return;
+    if (run->evaluation) {
+        for (uint32_t i = 0; i < range.count; i++)
+            ex->indices[i] = (uint32_t)(range.first + i);
+        read_samples(ex, ex->in.test, ex->indices, range.count, segment, leaf);
+        return;
+    }
     if (ex->epoch != run->shape.epoch) {
         ex->epoch_order = order_epoch(ex->in.order, run->shape.epoch);
         ex->epoch = run->shape.epoch;
     }
-    read_samples(ex, ex->in.train, ex->epoch_order + range.first, range.count, action->slot);
-    return forward_ops(ex, run->transport, program, action->slot, run->step - 1, true, run->err);
+    read_samples(ex, ex->in.train, ex->epoch_order + range.first, range.count, segment, leaf);
+}
+
+static tally_status run_forward(struct run *run, uint32_t segment, uint32_t leaf)
+{
+    struct executor *ex = run->ex;
+    struct sample_range range = leaf_range(run, leaf);
+    const struct plan_program *program;
+    tally_status status = find_program(ex, range.count, &program, run->err);
+    if (!status)
+        status = claim(run, block_ticket(ex, segment, leaf));
+    if (status)
+        return status;
+    read_leaf(run, range, segment, leaf);
+    return forward_ops(run, program, segment, leaf);
 }
 
 /* ---- backward ---- */
@@ -275,15 +482,15 @@ static tally_status acquire(struct run *run, struct slice_range range)
 }
 
 /* Where the whole parameter would begin, if its rows of these slices are to lie at their place in the level's buffer.
- */
-static tally_status param_base(struct run *run, uint32_t level, int32_t param, struct slice_range range,
+ * local: its offset in this rank's vector. */
+static tally_status param_base(struct run *run, uint32_t level, int32_t param, size_t local, struct slice_range range,
                                float **ret_base)
 {
     struct executor *ex = run->ex;
     const struct model *model = ex->plan->model;
     size_t offset = model->params[param].offset;
     if (level) {
-        *ret_base = level_floats(ex, level) + offset;
+        *ret_base = level_floats(ex, level) + local;
         return TALLY_OK;
     }
     tally_status status = acquire(run, range);
@@ -298,7 +505,7 @@ static tally_status param_base(struct run *run, uint32_t level, int32_t param, s
 
 static float *slice_sum(struct executor *ex, uint32_t level, uint32_t slice)
 {
-    return level ? level_floats(ex, level) + ex->plan->model->slices[slice].offset : ex->level0[slice];
+    return level ? level_floats(ex, level) + ex->plan->slice_offsets[slice] : ex->level0[slice];
 }
 
 /* The leaf's gradient of this slice is whole: adds it up and sends it on its way. */
@@ -313,8 +520,11 @@ static tally_status slice_done(struct run *run, const struct action *action, uin
     if (action->push.begin == action->push.end)
         return TALLY_OK;
     assert(action->level == action->merges);
-    struct transport_push push = {
-        .step = run->step, .node = action->push, .slice = slice, .sums = ex->sums[0], .gradient = ex->level0[slice]};
+    struct transport_push push = {.step = run->step,
+                                  .node = action->push,
+                                  .slice = slice,
+                                  .sums = level_sums(ex, action->chunk)[0],
+                                  .gradient = ex->level0[slice]};
     ex->level0[slice] = NULL;
     return run->transport->push(run->transport, &push, run->err);
 }
@@ -323,11 +533,12 @@ static tally_status backward_part(struct run *run, const struct action *action, 
                                   const struct executor_part *part)
 {
     struct executor *ex = run->ex;
-    struct kernel_args *args = op_args(ex, action->slot, index);
+    struct kernel_args *args = &ex->args[index]; /* placed already */
     const struct plan_op *plan_op = &ex->plan->ops[index];
-    tally_status status = param_base(run, action->level, plan_op->weight, part->weight, &args->dweight);
+    tally_status status =
+        param_base(run, action->level, plan_op->weight, plan_op->weight_offset, part->weight, &args->dweight);
     if (!status && plan_op->bias >= 0)
-        status = param_base(run, action->level, plan_op->bias, part->bias, &args->dbias);
+        status = param_base(run, action->level, plan_op->bias, plan_op->bias_offset, part->bias, &args->dbias);
     if (status)
         return status;
     ex->kernels->backward_weight(op, ex->stream, args, part->row_begin, part->row_end);
@@ -344,9 +555,15 @@ static tally_status backward_op(struct run *run, const struct action *action, co
     tally_status status = check_stop(ex, run->err);
     if (status)
         return status;
-    /* Before the weights' gradients: pushing one lets the new weights in (T1). */
+    /* Before the weights' gradients: pushing one lets the new weights in (T1), and another stage may wait for this. */
+    struct kernel_args *args = op_args(ex, index, action->micro_batch);
     if (op->wants_data)
-        ex->kernels->backward_data(program->ops[index], ex->stream, op_args(ex, action->slot, index));
+        ex->kernels->backward_data(program->ops[index], ex->stream, args);
+    for (uint32_t e = 0; e < ex->plan->edge_count && !status; e++) {
+        const struct plan_edge *edge = &ex->plan->edges[e];
+        if (edge->backward && edge->op == index && edge->from == action->chunk)
+            status = send_edge(run, e, action->micro_batch);
+    }
     for (size_t i = 0; i < op->part_count && !status; i++)
         status = backward_part(run, action, program->ops[index], index, &ex->layout.parts[op->part_begin + i]);
     return status;
@@ -356,13 +573,17 @@ static tally_status backward_op(struct run *run, const struct action *action, co
 static tally_status sum_losses(struct run *run, const struct action *action)
 {
     struct executor *ex = run->ex;
-    tally_status status = ex->kernels->stream_sync(ex->stream, run->err);
-    if (status)
-        return status;
-    ex->kernels->read_loss(ex->stream, slot_loss(ex, action->slot), &ex->sums[action->level]);
+    struct kernel_loss *sums = level_sums(ex, action->chunk), *leaf = leaf_sum(ex, action->micro_batch);
+    if (has_loss(ex->plan, action->chunk)) {
+        tally_status status = ex->kernels->stream_sync(ex->stream, run->err);
+        if (status)
+            return status;
+        ex->kernels->read_loss(ex->stream, leaf_loss(ex, action->micro_batch), leaf);
+    }
+    sums[action->level] = *leaf;
     for (uint32_t level = action->level; level > action->level - action->merges; level--) {
-        struct kernel_loss *left = &ex->sums[level - 1];
-        const struct kernel_loss *right = &ex->sums[level];
+        struct kernel_loss *left = &sums[level - 1];
+        const struct kernel_loss *right = &sums[level];
         left->loss_sum += right->loss_sum;
         left->weight += right->weight;
         left->correct += right->correct;
@@ -373,17 +594,18 @@ static tally_status sum_losses(struct run *run, const struct action *action)
 static tally_status run_backward(struct run *run, const struct action *action)
 {
     struct executor *ex = run->ex;
+    const struct plan_segment *segment = &ex->plan->segments[action->chunk];
     if (action->level >= ex->plan->levels || action->merges > action->level)
         return tally_fail(run->err, TALLY_EINTERNAL, "an action's level %u (merges %u) is not one of the plan's %u",
                           action->level, action->merges, ex->plan->levels);
-    struct sample_range range = batches_leaf(&ex->plan->batches, &run->shape, action->micro_batch);
+    struct sample_range range = leaf_range(run, action->micro_batch);
     const struct plan_program *program;
     tally_status status = find_program(ex, range.count, &program, run->err);
     if (!status)
+        status = claim(run, &ex->edge_sent[action->chunk][action->micro_batch % 2]);
+    if (!status)
         status = sum_losses(run, action);
-    if (status)
-        return status;
-    for (size_t i = ex->plan->op_count + 1; i-- > 0 && !status;)
+    for (size_t i = segment->op_end; i-- > segment->op_begin && !status;)
         if (ex->plan->ops[i].backward)
             status = backward_op(run, action, program, i);
     return status;
@@ -391,18 +613,38 @@ static tally_status run_backward(struct run *run, const struct action *action)
 
 /* ---- steps ---- */
 
+static tally_status check_action(const struct run *run, const struct action *action)
+{
+    const struct plan *plan = run->ex->plan;
+    bool crosses = action->kind == ACTION_SEND || action->kind == ACTION_RECEIVE;
+    if (action->chunk >= plan->segment_count || !plan_owns(plan, action->chunk))
+        return tally_fail(run->err, TALLY_EINTERNAL, "an action of segment %u, which this worker does not have",
+                          action->chunk);
+    if (crosses && (action->edge >= plan->edge_count ||
+                    !(action->kind == ACTION_SEND ? plan->edges[action->edge].from == action->chunk
+                                                  : plan->edges[action->edge].to == action->chunk)))
+        return tally_fail(run->err, TALLY_EINTERNAL, "an action of edge %u, which is none of segment %u", action->edge,
+                          action->chunk);
+    return TALLY_OK;
+}
+
 static tally_status run_action(struct run *run, const struct action *action)
 {
+    tally_status status = check_action(run, action);
+    if (status)
+        return status;
     switch (action->kind) {
     case ACTION_FORWARD:
-        return run_forward(run, action);
+        return run_forward(run, action->chunk, action->micro_batch);
     case ACTION_BACKWARD:
         return run_backward(run, action);
     case ACTION_PUSH: /* happened inside backward */
         return TALLY_OK;
-    case ACTION_SEND:
+    case ACTION_SEND: /* a gradient left inside backward */
+        return run->ex->plan->edges[action->edge].backward ? TALLY_OK
+                                                           : send_edge(run, action->edge, action->micro_batch);
     case ACTION_RECEIVE:
-        break;
+        return receive_edge(run, action->edge, action->micro_batch);
     }
     return tally_fail(run->err, TALLY_EUNSUPPORTED, "this worker cannot run actions of kind %d", (int)action->kind);
 }
@@ -430,24 +672,70 @@ tally_status executor_step(struct executor *ex, struct transport *transport, uin
 
 /* ---- evaluation ---- */
 
+static tally_status evaluate_segment(struct run *run, uint32_t segment, uint32_t leaf, executor_evaluated done,
+                                     void *user)
+{
+    struct executor *ex = run->ex;
+    const struct plan *plan = ex->plan;
+    tally_status status = TALLY_OK;
+    for (uint32_t e = 0; e < plan->edge_count && !status; e++)
+        if (!plan->edges[e].backward && plan->edges[e].to == segment)
+            status = receive_edge(run, e, leaf);
+    if (!status)
+        status = run_forward(run, segment, leaf);
+    for (uint32_t e = 0; e < plan->edge_count && !status; e++)
+        if (!plan->edges[e].backward && plan->edges[e].from == segment)
+            status = send_edge(run, e, leaf);
+    if (status || !has_loss(plan, segment))
+        return status;
+    status = ex->kernels->stream_sync(ex->stream, run->err);
+    if (status)
+        return status;
+    struct kernel_loss loss;
+    ex->kernels->read_loss(ex->stream, leaf_loss(ex, leaf), &loss);
+    done(leaf, &loss, leaf_range(run, leaf).count, user);
+    return TALLY_OK;
+}
+
+/* Turn t runs segment k on the (t - k)-th micro-batch, later segments first: all stages follow the same turns, so none
+ * waits for ever, and a block is read before it is written again. */
+tally_status executor_evaluate_share(struct executor *ex, struct transport *transport, uint64_t version,
+                                     struct tree_node share, executor_evaluated done, void *user,
+                                     struct tally_error *err)
+{
+    const struct plan *plan = ex->plan;
+    assert(ex->in.test && share.begin <= share.end && share.end <= plan->evaluation.leaves);
+    struct run run = {.ex = ex, .transport = transport, .step = version, .evaluation = true, .err = err};
+    uint64_t leaves = share.end - share.begin, turns = leaves ? leaves + plan->segment_count - 1 : 0;
+    tally_status status = TALLY_OK;
+    for (uint64_t turn = 0; turn < turns; turn++)
+        for (uint32_t k = plan->segment_count; k-- > 0 && !status;)
+            if (plan_owns(plan, k) && turn >= k && turn - k < leaves)
+                status = evaluate_segment(&run, k, share.begin + (uint32_t)(turn - k), done, user);
+    return status;
+}
+
+struct evaluated {
+    struct kernel_loss loss;
+    uint32_t samples;
+};
+
+static void on_evaluated(uint32_t micro_batch, const struct kernel_loss *loss, uint32_t samples, void *user)
+{
+    (void)micro_batch;
+    *(struct evaluated *)user = (struct evaluated){*loss, samples};
+}
+
 tally_status executor_evaluate(struct executor *ex, struct transport *transport, uint64_t version, uint32_t micro_batch,
                                struct kernel_loss *ret_loss, uint32_t *ret_samples, struct tally_error *err)
 {
-    assert(ex->in.test && micro_batch < ex->plan->evaluation.leaves);
-    struct sample_range range = evaluation_leaf(&ex->plan->evaluation, micro_batch);
-    for (uint32_t i = 0; i < range.count; i++)
-        ex->indices[i] = (uint32_t)(range.first + i);
-    const struct plan_program *program;
-    tally_status status = find_program(ex, range.count, &program, err);
+    struct evaluated evaluated = {0};
+    assert(ex->plan->mesh.pipeline == 1);
+    tally_status status = executor_evaluate_share(
+        ex, transport, version, (struct tree_node){micro_batch, micro_batch + 1}, on_evaluated, &evaluated, err);
     if (status)
         return status;
-    read_samples(ex, ex->in.test, ex->indices, range.count, 0);
-    status = forward_ops(ex, transport, program, 0, version, false, err);
-    if (!status)
-        status = ex->kernels->stream_sync(ex->stream, err);
-    if (status)
-        return status;
-    ex->kernels->read_loss(ex->stream, slot_loss(ex, 0), ret_loss);
-    *ret_samples = range.count;
+    *ret_loss = evaluated.loss;
+    *ret_samples = evaluated.samples;
     return TALLY_OK;
 }

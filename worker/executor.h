@@ -10,6 +10,7 @@
 #include "model/dataset.h"
 #include "model/order.h"
 #include "model/plan.h"
+#include "worker/peers.h"
 #include "worker/transport.h"
 
 struct executor;
@@ -20,6 +21,7 @@ struct executor_inputs {
     const struct dataset *train;
     const struct dataset *test; /* NULL: none */
     struct order *order;
+    struct peers *peers;     /* NULL where the plan has no edges */
     const atomic_bool *stop; /* set: the next operation is not begun, TALLY_ECANCELLED. NULL: never */
 };
 
@@ -27,8 +29,8 @@ tally_status executor_open(const struct executor_inputs *inputs, struct executor
                            struct tally_error *err);
 void executor_close(struct executor *executor);
 
-/* The flat vector of the weights, plan->model->flat_count floats in the backend's memory, 0 at first. The transport
- * fills it (T1). */
+/* The weights of this rank's stage, plan->flat_count floats in the backend's memory, 0 at first: slice s lies at
+ * plan->slice_offsets[s]. The transport fills them (T1). */
 float *executor_weights(struct executor *executor);
 
 /* Runs this rank's actions of a step, from 1. Returns when its last gradient was given to the transport; without a leaf
@@ -40,8 +42,16 @@ tally_status executor_step(struct executor *executor, struct transport *transpor
 tally_status executor_run(struct executor *executor, struct transport *transport, uint64_t step,
                           const struct action *actions, size_t count, struct tally_error *err);
 
-/* Loss and correct answers of evaluation micro-batch `micro_batch` (of plan->evaluation) with version `version` of the
- * weights. */
+/* An evaluation micro-batch was run in the last segment. */
+typedef void (*executor_evaluated)(uint32_t micro_batch, const struct kernel_loss *loss, uint32_t samples, void *user);
+
+/* Runs evaluation micro-batches `share` (of plan->evaluation) with version `version` of the weights through this rank's
+ * segments. The rank that has the loss tells each result to `done`, in order. */
+tally_status executor_evaluate_share(struct executor *executor, struct transport *transport, uint64_t version,
+                                     struct tree_node share, executor_evaluated done, void *user,
+                                     struct tally_error *err);
+
+/* The same for one of them, on a rank that has all of the model. */
 tally_status executor_evaluate(struct executor *executor, struct transport *transport, uint64_t version,
                                uint32_t micro_batch, struct kernel_loss *ret_loss, uint32_t *ret_samples,
                                struct tally_error *err);

@@ -43,6 +43,8 @@ static void init_op(struct executor_layout *layout, const struct plan *plan, siz
     struct executor_op *out = &layout->ops[index];
     out->version = UINT64_MAX;
     out->part_begin = *part;
+    if (!plan_owns(plan, op->segment))
+        return;
     out->part_count = op->weight >= 0 ? op->part_count : 0;
     for (size_t i = 0; i < op->input_count; i++)
         out->wants_data |= op->input_grad[i];
@@ -66,25 +68,33 @@ static void init_op(struct executor_layout *layout, const struct plan *plan, siz
     }
 }
 
+/* The slices that a part completes. */
+static uint32_t list_done(struct executor_layout *layout, const struct plan *plan, size_t op, size_t index,
+                          uint32_t count)
+{
+    struct executor_part *part = &layout->parts[layout->ops[op].part_begin + index];
+    const struct plan_segment *segment = &plan->segments[plan->ops[op].segment];
+    part->done.begin = count;
+    for (uint32_t s = segment->slice_begin; s < segment->slice_end; s++) {
+        struct slice_source source = plan_slice_source(plan, s);
+        if (source.op == op && source.part == index)
+            layout->done_slices[count++] = s;
+    }
+    part->done.end = count;
+    return count;
+}
+
 /* Sorts the slices by the part that completes them. */
 static tally_status init_done(struct executor_layout *layout, const struct plan *plan, struct tally_error *err)
 {
-    const struct model *model = plan->model;
-    uint32_t count = 0;
-    for (size_t i = 0; i < plan->op_count; i++) {
-        for (size_t j = 0; j < layout->ops[i].part_count; j++) {
-            struct executor_part *part = &layout->parts[layout->ops[i].part_begin + j];
-            part->done.begin = count;
-            for (uint32_t s = 0; s < model->slice_count; s++) {
-                struct slice_source source = plan_slice_source(plan, s);
-                if (source.op == i && source.part == j)
-                    layout->done_slices[count++] = s;
-            }
-            part->done.end = count;
-        }
-    }
-    if (count != model->slice_count)
-        return tally_fail(err, TALLY_EINTERNAL, "the plan completes %u of %zu slices", count, model->slice_count);
+    uint32_t count = 0, mine = 0;
+    for (size_t i = 0; i < plan->op_count; i++)
+        for (size_t j = 0; j < layout->ops[i].part_count; j++)
+            count = list_done(layout, plan, i, j, count);
+    for (uint32_t k = 0; k < plan->segment_count; k++)
+        mine += plan_owns(plan, k) ? plan->segments[k].slice_end - plan->segments[k].slice_begin : 0;
+    if (count != mine)
+        return tally_fail(err, TALLY_EINTERNAL, "the plan completes %u of %u slices", count, mine);
     return TALLY_OK;
 }
 
@@ -106,11 +116,15 @@ static tally_status place(struct executor_layout *layout, const struct plan *pla
 {
     bool overflow = false;
     size_t flat;
-    if (__builtin_mul_overflow(plan->model->flat_count, sizeof(float), &flat))
+    if (__builtin_mul_overflow(plan->flat_count, sizeof(float), &flat))
         overflow = true;
     layout->weights = carve(layout, flat, 1, NULL, &overflow);
-    layout->activations = carve(layout, plan->activation_bytes, plan->slots, &layout->activation_stride, &overflow);
+    for (uint32_t k = 0; k < plan->segment_count; k++)
+        if (plan_owns(plan, k))
+            layout->blocks[k].offset = carve(layout, plan->segments[k].block_bytes, plan->segments[k].slots,
+                                             &layout->blocks[k].stride, &overflow);
     layout->gradients = carve(layout, plan->gradient_bytes, 1, NULL, &overflow);
+    layout->edges = carve(layout, plan->edge_bytes, 2, &layout->edge_stride, &overflow);
     layout->workspace = carve(layout, plan->workspace_bytes, 1, NULL, &overflow);
     layout->levels = carve(layout, flat, plan->levels ? plan->levels - 1 : 0, &layout->level_stride, &overflow);
     if (overflow)
@@ -122,12 +136,13 @@ tally_status executor_layout_init(struct executor_layout *layout, const struct p
 {
     memset(layout, 0, sizeof *layout);
     for (size_t i = 0; i < plan->op_count; i++)
-        if (plan->ops[i].weight >= 0)
+        if (plan->ops[i].weight >= 0 && plan_owns(plan, plan->ops[i].segment))
             layout->part_count += plan->ops[i].part_count;
     layout->ops = calloc(plan->op_count + 1, sizeof *layout->ops);
     layout->parts = calloc(layout->part_count + 1, sizeof *layout->parts);
     layout->done_slices = calloc(plan->model->slice_count + 1, sizeof *layout->done_slices);
-    if (!layout->ops || !layout->parts || !layout->done_slices)
+    layout->blocks = calloc(plan->segment_count, sizeof *layout->blocks);
+    if (!layout->ops || !layout->parts || !layout->done_slices || !layout->blocks)
         return tally_fail(err, TALLY_ENOMEM, "no memory for the executor's tables");
     size_t part = 0;
     for (size_t i = 0; i <= plan->op_count; i++)
@@ -141,5 +156,6 @@ void executor_layout_clear(struct executor_layout *layout)
     free(layout->ops);
     free(layout->parts);
     free(layout->done_slices);
+    free(layout->blocks);
     memset(layout, 0, sizeof *layout);
 }

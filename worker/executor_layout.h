@@ -22,15 +22,21 @@ struct executor_op {
     size_t part_begin, part_count;
 };
 
+/* The activation blocks of a segment. */
+struct executor_blocks {
+    size_t offset, stride; /* in the arena, bytes */
+};
+
 struct executor_layout {
     struct executor_op *ops;
     size_t part_count;
     struct executor_part *parts;
-    uint32_t *done_slices; /* model->slice_count */
+    uint32_t *done_slices;          /* as many as are this rank's */
+    struct executor_blocks *blocks; /* by segment; 0 in another rank's */
 
     /* Offsets in the arena, each aligned to 64 bytes. */
-    size_t weights, activations, gradients, workspace, levels; /* levels 1, 2 ... */
-    size_t activation_stride, level_stride;                    /* bytes from one slot or level to the next */
+    size_t weights, gradients, edges, workspace, levels; /* edges: two copies; levels 1, 2 ... */
+    size_t edge_stride, level_stride;                    /* bytes from one copy or level to the next */
     size_t bytes;
 };
 

@@ -243,8 +243,10 @@ static tally_status train(struct job *job, struct tally_error *err)
     atomic_store(&job->phase, PHASE_WEIGHTS);
     tally_status status = TALLY_OK;
     /* Others do not wait for one that has nothing to do in the first step: its weights may be newer by now. */
-    if (training_has_leaves(job->plan, start + 1))
-        status = transport->wait_slices(transport, 0, (uint32_t)job->model->slice_count, start, err);
+    for (uint32_t k = 0; k < job->plan->segment_count && !status && training_has_leaves(job->plan, start + 1); k++)
+        if (plan_owns(job->plan, k))
+            status = transport->wait_slices(transport, job->plan->segments[k].slice_begin,
+                                            job->plan->segments[k].slice_end, start, err);
     if (!status)
         status = report(job, REPORT_STARTED, start, NULL, err);
     if (status)
@@ -324,6 +326,7 @@ static tally_status open_transport(struct job *job, struct tally_error *err)
                                             .kernels = job->kernels,
                                             .backend = job->backend,
                                             .weights = executor_weights(job->executor),
+                                            .slice_offsets = a->gang->pipeline > 1 ? job->plan->slice_offsets : NULL,
                                             .shards = a->n_shard_addresses,
                                             .shard_names = a->gang->shards,
                                             .shard_addresses = a->shard_addresses,

@@ -1,9 +1,8 @@
 #include "worker/training.h"
 
-/* Data-parallel ranks only: the plan refuses other meshes. */
-static bool has_leaves(const struct plan *plan, uint32_t leaves, uint32_t rank)
+static bool has_leaves(const struct plan *plan, uint32_t leaves, uint32_t data_index)
 {
-    struct tree_node share = tree_share(leaves, rank, plan->mesh.data);
+    struct tree_node share = tree_share(leaves, data_index, plan->mesh.data);
     return share.begin < share.end;
 }
 
@@ -11,7 +10,7 @@ bool training_has_leaves(const struct plan *plan, uint64_t step)
 {
     if (step < 1 || step > plan->batches.steps)
         return false;
-    return has_leaves(plan, batches_step(&plan->batches, step).leaves, plan->rank);
+    return has_leaves(plan, batches_step(&plan->batches, step).leaves, plan->data_index);
 }
 
 bool training_evaluates(const struct plan *plan, uint64_t version)
@@ -26,36 +25,49 @@ struct tree_node training_evaluation_share(const struct plan *plan, uint64_t ver
     uint64_t next = version < plan->batches.steps ? version + 1 : version;
     uint32_t leaves = batches_step(&plan->batches, next).leaves;
     uint32_t position = 0, sharers = 0;
-    for (uint32_t rank = 0; rank < plan->mesh.data; rank++) {
-        if (!has_leaves(plan, leaves, rank))
+    for (uint32_t replica = 0; replica < plan->mesh.data; replica++) {
+        if (!has_leaves(plan, leaves, replica))
             continue;
-        position += rank < plan->rank;
+        position += replica < plan->data_index;
         sharers++;
     }
-    if (!has_leaves(plan, leaves, plan->rank))
+    if (!has_leaves(plan, leaves, plan->data_index))
         return (struct tree_node){0, 0};
     return tree_share(plan->evaluation.leaves, position, sharers);
+}
+
+struct evaluating {
+    const struct training *training;
+    uint64_t version;
+};
+
+static void on_evaluated(uint32_t micro_batch, const struct kernel_loss *loss, uint32_t samples, void *user)
+{
+    const struct evaluating *e = user;
+    if (e->training->events.on_evaluated)
+        e->training->events.on_evaluated(e->version, micro_batch, loss, samples, e->training->user);
 }
 
 static tally_status evaluate(const struct training *t, uint64_t version, struct tally_error *err)
 {
     struct tree_node share = training_evaluation_share(t->plan, version);
+    struct evaluating evaluating = {t, version};
     if (share.begin == share.end)
         return TALLY_OK;
     if (t->events.on_progress)
         t->events.on_progress(version, true, t->user);
-    for (uint32_t i = share.begin; i < share.end; i++) {
-        struct kernel_loss loss;
-        uint32_t samples;
-        tally_status status = executor_evaluate(t->executor, t->transport, version, i, &loss, &samples, err);
-        if (status)
-            return status;
-        if (t->events.on_evaluated)
-            t->events.on_evaluated(version, i, &loss, samples, t->user);
-    }
-    if (t->events.on_evaluation_end)
+    tally_status status =
+        executor_evaluate_share(t->executor, t->transport, version, share, on_evaluated, &evaluating, err);
+    if (!status && t->events.on_evaluation_end)
         t->events.on_evaluation_end(version, t->user);
-    return TALLY_OK;
+    return status;
+}
+
+/* All that was given away may be forgotten. */
+static tally_status flush(const struct training *t, struct tally_error *err)
+{
+    tally_status status = t->transport->flush(t->transport, err);
+    return status || !t->peers ? status : t->peers->flush(t->peers, UINT64_MAX, err);
 }
 
 tally_status training_run(const struct training *t, uint64_t start_step, struct tally_error *err)
@@ -79,5 +91,5 @@ tally_status training_run(const struct training *t, uint64_t start_step, struct 
         if (status)
             return status;
     }
-    return t->transport->flush(t->transport, err);
+    return flush(t, err);
 }

@@ -1,18 +1,19 @@
 #ifndef WORKER_TRAINING_H
 #define WORKER_TRAINING_H
 /*
- * The training loop of one rank: its leaves of every step, and its share of every evaluation, in between.
+ * The training loop of one rank: its replica's leaves of every step, and share of every evaluation, in between, as far
+ * as its stage goes.
  *
- * An evaluation at version t (after an epoch's last step, and after the job's last) is shared among the ranks that have
- * leaves in step t + 1 (the job's last evaluation: in step t): none of the weights can be replaced before all of these
- * have pushed step t + 1, and a rank does its share before that.
+ * An evaluation at version t (after an epoch's last step, and after the job's last) is shared among the replicas that
+ * have leaves in step t + 1 (the job's last evaluation: in step t): none of the weights can be replaced before all of
+ * these have pushed step t + 1, and a rank does its share before that.
  */
 #include "worker/executor.h"
 
 struct training_events {
     /* Step `step` is about to begin; or, evaluating, an evaluation at that version. May be NULL. */
     void (*on_progress)(uint64_t step, bool evaluating, void *user);
-    /* One evaluation micro-batch was run. May be NULL. */
+    /* One evaluation micro-batch was run, told by the stage that has the loss. May be NULL. */
     void (*on_evaluated)(uint64_t version, uint32_t micro_batch, const struct kernel_loss *loss, uint32_t samples,
                          void *user);
     /* This rank's share of the evaluation at that version is done. May be NULL. */
@@ -23,6 +24,7 @@ struct training {
     const struct plan *plan;
     struct executor *executor;
     struct transport *transport;
+    struct peers *peers; /* the executor's; may be NULL */
     struct training_events events;
     void *user;
 };

@@ -462,7 +462,9 @@ static void test_refuses_what_it_cannot_run(void **state)
     struct tally_error err;
     solo_open(spec_small_job(4), NULL, &solo);
     struct action send = {.kind = ACTION_SEND};
-    assert_int_equal(executor_run(solo.rank.executor, solo.transport, 1, &send, 1, &err), TALLY_EUNSUPPORTED);
+    assert_int_equal(executor_run(solo.rank.executor, solo.transport, 1, &send, 1, &err), TALLY_EINTERNAL);
+    struct action unknown = {.kind = (enum action_kind)99};
+    assert_int_equal(executor_run(solo.rank.executor, solo.transport, 1, &unknown, 1, &err), TALLY_EUNSUPPORTED);
     struct action deep = {.kind = ACTION_BACKWARD, .level = 30};
     assert_int_equal(executor_run(solo.rank.executor, solo.transport, 1, &deep, 1, &err), TALLY_EINTERNAL);
     solo_close(&solo);

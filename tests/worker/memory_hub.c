@@ -18,9 +18,10 @@ struct held {
 struct client {
     struct transport transport;
     struct memory_hub *hub;
-    float *weights;      /* the executor's */
-    float *gradient;     /* flat */
-    float **destination; /* by slice */
+    float *weights;              /* the executor's */
+    const size_t *slice_offsets; /* NULL: as in the model */
+    float *gradient;             /* flat */
+    float **destination;         /* by slice */
 };
 
 struct memory_hub {
@@ -114,6 +115,14 @@ static void add_sums(struct kernel_loss *left, const struct kernel_loss *right)
     left->correct += right->correct;
 }
 
+static void give(const struct memory_hub *hub, const struct client *c, uint32_t slice)
+{
+    const struct slice *s = &hub->model->slices[slice];
+    size_t offset = c->slice_offsets ? c->slice_offsets[slice] : s->offset;
+    if (c->weights && offset != SIZE_MAX)
+        memcpy(c->weights + offset, hub->weights + s->offset, s->count * sizeof(float));
+}
+
 static void apply(struct memory_hub *hub, uint32_t slice, uint64_t step, const struct kernel_loss *sums)
 {
     const struct slice *s = &hub->model->slices[slice];
@@ -124,8 +133,7 @@ static void apply(struct memory_hub *hub, uint32_t slice, uint64_t step, const s
     hub->plan->kernels->sgd(hub->stream, s->count, &sgd, (float)sums->weight, hub->sum[0] + s->offset, NULL,
                             hub->weights + s->offset, momentum, hub->weights + s->offset, momentum);
     for (uint32_t i = 0; i < hub->options.clients; i++)
-        if (hub->clients[i].weights)
-            memcpy(hub->clients[i].weights + s->offset, hub->weights + s->offset, s->count * sizeof(float));
+        give(hub, &hub->clients[i], slice);
     if (slice == 0)
         hub->losses[step] = *sums;
     else if (hub->version[0] >= step) /* every slice must have been told the same */
@@ -303,15 +311,23 @@ void memory_hub_close(struct memory_hub *hub)
     free(hub);
 }
 
-struct transport *memory_hub_join(struct memory_hub *hub, uint32_t client, float *weights)
+struct transport *memory_hub_join_stage(struct memory_hub *hub, uint32_t client, float *weights,
+                                        const size_t *slice_offsets)
 {
     struct client *c = &hub->clients[client];
     assert(client < hub->options.clients && !c->weights);
     c->transport = (struct transport){hub_wait, hub_destination, hub_push, hub_flush};
     c->hub = hub;
     c->weights = weights;
-    memcpy(weights, hub->weights, hub->model->flat_count * sizeof(float));
+    c->slice_offsets = slice_offsets;
+    for (uint32_t s = 0; s < hub->model->slice_count; s++)
+        give(hub, c, s);
     return &c->transport;
+}
+
+struct transport *memory_hub_join(struct memory_hub *hub, uint32_t client, float *weights)
+{
+    return memory_hub_join_stage(hub, client, weights, NULL);
 }
 
 const float *memory_hub_weights(const struct memory_hub *hub)

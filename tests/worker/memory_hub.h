@@ -27,6 +27,9 @@ void memory_hub_close(struct memory_hub *hub);
 
 /* The transport of a client, 0 to clients - 1, once each. weights: the executor's vector, filled here. */
 struct transport *memory_hub_join(struct memory_hub *hub, uint32_t client, float *weights);
+/* The same for a rank that has only its stage's slices: where each lies in weights, SIZE_MAX: not there (lent). */
+struct transport *memory_hub_join_stage(struct memory_hub *hub, uint32_t client, float *weights,
+                                        const size_t *slice_offsets);
 
 const float *memory_hub_weights(const struct memory_hub *hub); /* flat */
 /* Sums of a step that was applied. */

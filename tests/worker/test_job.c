@@ -272,6 +272,42 @@ void spec_normalize(Tally__V1__JobSpec *spec, float mean, float std)
     n->std = copied(&std, sizeof std);
 }
 
+static Tally__V1__Pipeline *spec_pipeline(Tally__V1__JobSpec *spec)
+{
+    if (!spec->parallel)
+        spec->parallel = NEW(Tally__V1__Parallel, TALLY__V1__PARALLEL__INIT);
+    if (!spec->parallel->pipeline)
+        spec->parallel->pipeline = NEW(Tally__V1__Pipeline, TALLY__V1__PIPELINE__INIT);
+    return spec->parallel->pipeline;
+}
+
+void spec_stages(Tally__V1__JobSpec *spec, uint32_t stages, Tally__V1__Schedule schedule, uint32_t chunks)
+{
+    Tally__V1__Pipeline *p = spec_pipeline(spec);
+    p->has_stages = stages > 0;
+    p->stages = stages;
+    p->has_schedule = true;
+    p->schedule = schedule;
+    p->has_chunks = chunks > 1;
+    p->chunks = chunks;
+}
+
+void spec_place(Tally__V1__JobSpec *spec, uint32_t stage, const char *layer)
+{
+    Tally__V1__Pipeline *p = spec_pipeline(spec);
+    while (p->n_placement <= stage) {
+        p->placement = realloc(p->placement, (p->n_placement + 1) * sizeof *p->placement);
+        if (!p->placement)
+            abort();
+        p->placement[p->n_placement++] = NEW(Tally__V1__Stage, TALLY__V1__STAGE__INIT);
+    }
+    Tally__V1__Stage *s = p->placement[stage];
+    s->layers = realloc(s->layers, (s->n_layers + 1) * sizeof *s->layers);
+    if (!s->layers)
+        abort();
+    s->layers[s->n_layers++] = strdup(layer);
+}
+
 /* ---- a job ---- */
 
 static struct dataset *open_set(const struct test_job *job, const Tally__V1__Source *source, int part)
@@ -324,20 +360,31 @@ void test_job_close(struct test_job *job)
     free(job);
 }
 
-void test_rank_open(const struct test_job *job, uint32_t rank, uint32_t ranks, const char *isa, struct test_rank *ret)
+void test_rank_plan(const struct test_job *job, uint32_t rank, struct mesh mesh, const char *isa, struct test_rank *ret)
 {
     struct tally_error err = {0};
     struct test_rank r = {.kernels = kernels_find("cpu")};
-    struct mesh mesh = {ranks, 1, 1};
     if (r.kernels->open(isa, 0, &r.backend, &err) ||
         plan_build(job->model, &job->facts, mesh, rank, r.kernels, r.backend, &r.plan, &err) ||
         order_open(job->facts.train_samples, job->spec->data->shuffle, job->spec->seed, job->model->init_draws,
                    &r.order, &err))
         fail_msg("%s", err.message);
-    struct executor_inputs inputs = {.plan = r.plan, .train = job->train, .test = job->test, .order = r.order};
-    if (executor_open(&inputs, &r.executor, &err))
-        fail_msg("%s", err.message);
     *ret = r;
+}
+
+void test_rank_start(const struct test_job *job, struct peers *peers, struct test_rank *rank)
+{
+    struct tally_error err = {0};
+    struct executor_inputs inputs = {
+        .plan = rank->plan, .train = job->train, .test = job->test, .order = rank->order, .peers = peers};
+    if (executor_open(&inputs, &rank->executor, &err))
+        fail_msg("%s", err.message);
+}
+
+void test_rank_open(const struct test_job *job, uint32_t rank, uint32_t ranks, const char *isa, struct test_rank *ret)
+{
+    test_rank_plan(job, rank, (struct mesh){ranks, 1, 1}, isa, ret);
+    test_rank_start(job, NULL, ret);
 }
 
 void test_rank_close(struct test_rank *rank)

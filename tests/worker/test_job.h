@@ -23,6 +23,10 @@ Tally__V1__Layer *spec_avg_pool(Tally__V1__JobSpec *spec, const char *name, uint
 /* relu, tanh, sigmoid, gelu, flatten, add */
 Tally__V1__Layer *spec_plain(Tally__V1__JobSpec *spec, const char *name, Tally__V1__Layer__KindCase kind);
 void spec_from(Tally__V1__Layer *layer, const char *name);
+/* So many stages, balanced by cost. chunks 1: not said */
+void spec_stages(Tally__V1__JobSpec *spec, uint32_t stages, Tally__V1__Schedule schedule, uint32_t chunks);
+/* A layer's place. New stages are made up to this one. */
+void spec_place(Tally__V1__JobSpec *spec, uint32_t stage, const char *layer);
 /* All layers of the seed's CNN: conv1, pool, conv2, pool, flatten, fc1, relu, fc2. */
 void spec_seed_cnn(Tally__V1__JobSpec *spec);
 /* A whole job: 5-6-3 with relu, 20 training samples in batches of 8, micro-batches of 4 (an epoch is 3 steps, the last
@@ -58,5 +62,9 @@ struct test_rank {
     struct executor *executor;
 };
 void test_rank_open(const struct test_job *job, uint32_t rank, uint32_t ranks, const char *isa, struct test_rank *ret);
+/* The same in two parts: the plan, and, with its peers (NULL where it has none), the executor. */
+void test_rank_plan(const struct test_job *job, uint32_t rank, struct mesh mesh, const char *isa,
+                    struct test_rank *ret);
+void test_rank_start(const struct test_job *job, struct peers *peers, struct test_rank *rank);
 void test_rank_close(struct test_rank *rank);
 #endif
