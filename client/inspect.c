@@ -74,20 +74,20 @@ int command_plan(const struct arguments *arguments)
     struct tally_error err = {0};
     struct job_file *job = NULL;
     struct describe_session *session = NULL;
-    const struct plan *plan = NULL;
+    const struct plan *const *plans = NULL;
     int code = load(arguments, &job);
     if (code != EXIT_DONE)
         return code;
-    tally_status status = describe_open(job_file_model(job), job_file_facts(job), NULL, NULL, &session, &plan, &err);
+    tally_status status = describe_open(job_file_model(job), job_file_facts(job), NULL, NULL, &session, &plans, &err);
     if (status == TALLY_OK &&
         (arguments->format == OUTPUT_JSON || arguments->format == OUTPUT_YAML)) { /* JSON is YAML */
         json_t *value = NULL;
-        status = describe_plan_json(plan, &value, &err);
+        status = describe_plan_json(plans, &value, &err);
         if (status == TALLY_OK)
             print_json(value);
         json_decref(value);
     } else if (status == TALLY_OK) {
-        status = describe_plan(stdout, plan, &err);
+        status = describe_plan(stdout, plans, &err);
     }
     describe_close(session);
     job_file_free(job);

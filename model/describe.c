@@ -1,5 +1,5 @@
 /* The text of `tally plan`. */
-#include "model/describe.h"
+#include "model/describe_build.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -16,13 +16,16 @@ static const struct plan_op *op_of_layer(const struct plan *plan, uint32_t layer
     return NULL; /* a view */
 }
 
-static const char *formulation(const struct plan *plan, size_t op)
+/* As the rank of its stage in the first replica has it. */
+static const char *formulation(const struct plan *const *plans, size_t op)
 {
+    const struct plan *plan = plans[plans[0]->segments[plans[0]->ops[op].segment].stage];
     return plan->kernels->formulation(plan->programs[0].ops[op]);
 }
 
-static void layer_row(struct text_table *table, const struct plan *plan, uint32_t i)
+static void layer_row(struct text_table *table, const struct plan *const *plans, uint32_t i)
 {
+    const struct plan *plan = plans[0];
     const struct model *model = plan->model;
     const struct layer *layer = &model->layers[i];
     const struct plan_op *op = op_of_layer(plan, i);
@@ -42,13 +45,14 @@ static void layer_row(struct text_table *table, const struct plan *plan, uint32_
     if (!op)
         text_table_cell(table, "a view");
     else if (op->layer_begin == i)
-        text_table_cell(table, "%s", formulation(plan, (size_t)(op - plan->ops)));
+        text_table_cell(table, "%s", formulation(plans, (size_t)(op - plan->ops)));
     else
         text_table_cell(table, "with %s", model->layers[op->layer_begin].name);
 }
 
-static tally_status print_layers(FILE *out, const struct plan *plan, struct tally_error *err)
+static tally_status print_layers(FILE *out, const struct plan *const *plans, struct tally_error *err)
 {
+    const struct plan *plan = plans[0];
     static const char *const heads[] = {"LAYER",       "KIND",          "INPUT",    "OUTPUT",
                                         ">PARAMETERS", ">FLOPS/SAMPLE", "OPERATION"};
     const struct model *model = plan->model;
@@ -58,7 +62,7 @@ static tally_status print_layers(FILE *out, const struct plan *plan, struct tall
     if (!table)
         return tally_fail(err, TALLY_ENOMEM, "out of memory for a table");
     for (uint32_t i = 0; i < model->layer_count; i++) {
-        layer_row(table, plan, i);
+        layer_row(table, plans, i);
         flops = flops_add(flops, model->layers[i].forward_flops);
     }
     text_table_row(table);
@@ -67,7 +71,7 @@ static tally_status print_layers(FILE *out, const struct plan *plan, struct tall
     text_table_cell(table, "%s", shape_text(&model->layers[model->layer_count - 1].out, text, sizeof text));
     for (int i = 0; i < 3; i++)
         text_table_cell(table, "%s", "");
-    text_table_cell(table, "%s", formulation(plan, plan->op_count));
+    text_table_cell(table, "%s", formulation(plans, plan->op_count));
     text_table_row(table);
     text_table_cell(table, "total");
     for (int i = 0; i < 3; i++)
@@ -171,28 +175,21 @@ static void cover_text(const struct tree_node *cover, size_t nodes, char *text, 
     }
 }
 
-/* The plan as another rank sees it: what plan_levels and plan_memory read of it. */
-static struct plan of_rank(const struct plan *plan, uint32_t rank)
+static tally_status print_workers(FILE *out, const struct plan *const *plans, struct tally_error *err)
 {
-    struct plan other = *plan;
-    other.rank = other.data_index = rank;
-    other.levels = plan_levels(&other);
-    return other;
-}
-
-static tally_status print_workers(FILE *out, const struct plan *plan, struct tally_error *err)
-{
-    static const char *const heads[] = {"WORKER",     "MICRO-BATCHES", "SUMS SENT",  ">WEIGHTS",
-                                        ">GRADIENTS", ">ACTIVATIONS",  ">WORKSPACE", ">MEMORY"};
+    static const char *const heads[] = {"WORKER",       "MICRO-BATCHES", "SUMS SENT", ">WEIGHTS", ">GRADIENTS",
+                                        ">ACTIVATIONS", ">WORKSPACE",    ">MEMORY",   "STAGE"};
+    const struct plan *plan = plans[0];
+    bool pipeline = plan->mesh.pipeline > 1;
     struct step_shape step = batches_step(&plan->batches, 1);
-    struct text_table *table = text_table_new(heads, 8);
+    struct text_table *table = text_table_new(heads, pipeline ? 9 : 8);
     char text[TEXT_TABLE_CELL_MAX + 1];
     if (!table)
         return tally_fail(err, TALLY_ENOMEM, "out of memory for a table");
-    for (uint32_t rank = 0; rank < plan->mesh.data; rank++) {
-        struct plan other = of_rank(plan, rank);
+    for (uint32_t rank = 0; rank < plan->mesh.data * plan->mesh.pipeline; rank++) {
+        struct plan other = describe_rank(plans[rank], rank);
         struct plan_memory m = plan_memory(&other);
-        struct tree_node cover[TREE_COVER_MAX], mine = tree_share(step.leaves, rank, plan->mesh.data);
+        struct tree_node cover[TREE_COVER_MAX], mine = tree_share(step.leaves, other.data_index, plan->mesh.data);
         size_t nodes = tree_cover(step.leaves, mine.begin, mine.end, cover);
         text_table_row(table);
         text_table_cell(table, "w%u", rank);
@@ -205,6 +202,8 @@ static tally_status print_workers(FILE *out, const struct plan *plan, struct tal
         text_table_cell(table, "%s", bytes_text(m.activations + m.activation_gradients, text, sizeof text));
         text_table_cell(table, "%s", bytes_text(m.workspace, text, sizeof text));
         text_table_cell(table, "%s", bytes_text(m.total, text, sizeof text));
+        if (pipeline)
+            text_table_cell(table, "%u", other.stage);
     }
     tally_status status = text_table_print(table, out, err);
     text_table_free(table);
@@ -245,8 +244,9 @@ static void print_steps(FILE *out, const struct plan *plan)
     }
 }
 
-tally_status describe_plan(FILE *out, const struct plan *plan, struct tally_error *err)
+tally_status describe_plan(FILE *out, const struct plan *const *plans, struct tally_error *err)
 {
+    const struct plan *plan = plans[0];
     const struct model *model = plan->model;
     const struct mesh *m = &plan->mesh;
     char count[32], bytes[32];
@@ -256,15 +256,19 @@ tally_status describe_plan(FILE *out, const struct plan *plan, struct tally_erro
             model->slice_count == 1 ? "" : "s", m->data * m->pipeline * m->tensor,
             m->data * m->pipeline * m->tensor == 1 ? "" : "s", shards_of(plan), shards_of(plan) == 1 ? "" : "s",
             plan->kernels->name, plan->kernels->isa(plan->backend));
-    tally_status status = print_layers(out, plan, err);
+    tally_status status = print_layers(out, plans, err);
     fputc('\n', out);
     if (status == TALLY_OK)
         status = print_params(out, plan, err);
     fputc('\n', out);
     print_steps(out, plan);
     fputc('\n', out);
+    if (status == TALLY_OK && m->pipeline > 1) {
+        status = describe_stages(out, plan, err);
+        fputc('\n', out);
+    }
     if (status == TALLY_OK)
-        status = print_workers(out, plan, err);
+        status = print_workers(out, plans, err);
     fputc('\n', out);
     if (status == TALLY_OK)
         status = print_shards(out, plan, err);

@@ -98,10 +98,10 @@ static void the_seed_network(void **state)
         fail_msg("%s", err.message);
     Tally__V1__DataFacts *facts = facts_of(3, image, 0, NULL, 100, 21);
     struct describe_session *session = NULL;
-    const struct plan *plan = NULL;
-    if (describe_open(model, facts, NULL, "generic", &session, &plan, &err) != TALLY_OK)
+    const struct plan *const *plans = NULL;
+    if (describe_open(model, facts, NULL, "generic", &session, &plans, &err) != TALLY_OK)
         fail_msg("%s", err.message);
-    char *text = printed(print_plan, plan);
+    char *text = printed(print_plan, plans);
     static const char *const lines[] = {
         "job: 431,080 parameters (1.6 MiB) in 4 slices; 1 worker, 1 shard; backend cpu, generic\n",
         "conv2  conv2d         20x12x12  50x8x8        25,050     3,203,200  ",
@@ -171,7 +171,7 @@ static void random_models_on_the_cpu(void **state)
         struct model *model = random_model(seed, 2 + seed % 5);
         Tally__V1__DataFacts *facts = facts_of(0, NULL, 0, NULL, 20 + seed, seed % 3);
         struct describe_session *session = NULL;
-        const struct plan *plan = NULL;
+        const struct plan *const *plans = NULL;
         struct tally_error err = {0};
         json_t *root = NULL;
         Tally__V1__Parallel parallel = TALLY__V1__PARALLEL__INIT;
@@ -181,13 +181,13 @@ static void random_models_on_the_cpu(void **state)
         replicas.has_count = 1;
         replicas.count = 1 + seed % 6;
         model->spec->parallel = &parallel;
-        if (describe_open(model, facts, "cpu", seed % 2 ? "generic" : NULL, &session, &plan, &err) != TALLY_OK)
+        if (describe_open(model, facts, "cpu", seed % 2 ? "generic" : NULL, &session, &plans, &err) != TALLY_OK)
             fail_msg("seed %u: %s", seed, err.message);
-        assert_int_equal(plan->mesh.data, replicas.count);
-        assert_int_equal(describe_plan_json(plan, &root, &err), TALLY_OK);
-        check_json(plan, root);
+        assert_int_equal(plans[0]->mesh.data, replicas.count);
+        assert_int_equal(describe_plan_json(plans, &root, &err), TALLY_OK);
+        check_json(plans[0], root);
         json_decref(root);
-        char *text = printed(print_plan, plan);
+        char *text = printed(print_plan, plans);
         free(text);
         describe_close(session);
         model->spec->parallel = NULL;
@@ -202,9 +202,9 @@ static void no_such_backend(void **state)
     struct model *model = random_model(1, 2);
     Tally__V1__DataFacts *facts = facts_of(0, NULL, 0, NULL, 20, 0);
     struct describe_session *session = NULL;
-    const struct plan *plan = NULL;
+    const struct plan *const *plans = NULL;
     struct tally_error err = {0};
-    assert_int_equal(describe_open(model, facts, "abacus", NULL, &session, &plan, &err), TALLY_EUNSUPPORTED);
+    assert_int_equal(describe_open(model, facts, "abacus", NULL, &session, &plans, &err), TALLY_EUNSUPPORTED);
     assert_string_equal(err.message, "this build has no backend 'abacus'");
     tally__v1__data_facts__free_unpacked(facts, NULL);
     model_free(model);
