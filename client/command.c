@@ -20,6 +20,7 @@ static const struct option_spec option_specs[] = {
     {'M', "shards", "M", "parameter-server shards, instead of parallel.shards"},
     {'S', "set", "KEY.PATH=VALUE", "set a field of the job file; may be repeated"},
     {'O', "out", "DIR", "where results go (default: runs/NAME-N)"},
+    {'C', "schedule", NULL, "draw the pipeline's schedule as a time chart (with -o svg as a picture)"},
     {'o', "output", "FORMAT", "table, json, yaml or name"},
     {'q', "quiet", NULL, "no progress"},
     {'h', "help", NULL, "show this help"},
@@ -37,7 +38,7 @@ const struct command commands[] = {
      "json: the whole spec, every default\n"
      "filled in.",
      "tally validate job.yaml", command_validate},
-    {"plan", "JOB", "show what each part would do: layers, shapes, memory, slices, micro-batches", "DMSoh",
+    {"plan", "JOB", "show what each part would do: layers, shapes, memory, slices, micro-batches", "DMSCoh",
      "Makes the plan that `tally run` would make, and prints it without running anything.",
      "tally plan job.yaml --data 3", command_plan},
     {"schema", "[KEY]", "list every field of a job file with type, default and meaning", "oh",
@@ -100,7 +101,13 @@ static int take_option(const struct command *command, const struct option_spec *
     case 'O':
         a->out = value;
         break;
+    case 'C':
+        a->schedule = true;
+        break;
     case 'o':
+        a->svg = strchr(command->options, 'C') && strcmp(value, "svg") == 0;
+        if (a->svg)
+            return EXIT_DONE;
         for (size_t i = 0; i < sizeof format_names / sizeof format_names[0]; i++) {
             if (strcmp(value, format_names[i]) == 0) {
                 a->format = (enum output_format)i;
@@ -175,6 +182,11 @@ int arguments_parse(const struct command *command, int argc, char **argv, struct
     }
     if (!a.help && !a.operand && command->operand && command->operand[0] != '[') {
         fprintf(stderr, "tally %s: %s is missing (see `tally %s --help`)\n", command->name, command->operand,
+                command->name);
+        return EXIT_USAGE;
+    }
+    if (a.svg && !a.schedule) {
+        fprintf(stderr, "tally %s: -o svg is for --schedule alone (see `tally %s --help`)\n", command->name,
                 command->name);
         return EXIT_USAGE;
     }

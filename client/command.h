@@ -34,6 +34,8 @@ struct arguments {
     size_t set_count;
     uint32_t data, shards;
     enum output_format format;
+    bool schedule; /* plan: the pipeline's time chart */
+    bool svg;      /* -o svg, of that chart */
     bool quiet;
     bool help;
 };

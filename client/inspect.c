@@ -79,8 +79,10 @@ int command_plan(const struct arguments *arguments)
     if (code != EXIT_DONE)
         return code;
     tally_status status = describe_open(job_file_model(job), job_file_facts(job), NULL, NULL, &session, &plans, &err);
-    if (status == TALLY_OK &&
-        (arguments->format == OUTPUT_JSON || arguments->format == OUTPUT_YAML)) { /* JSON is YAML */
+    if (status == TALLY_OK && arguments->schedule) {
+        status = describe_schedule(stdout, plans, arguments->svg, &err);
+    } else if (status == TALLY_OK &&
+               (arguments->format == OUTPUT_JSON || arguments->format == OUTPUT_YAML)) { /* JSON is YAML */
         json_t *value = NULL;
         status = describe_plan_json(plans, &value, &err);
         if (status == TALLY_OK)

@@ -359,6 +359,40 @@ static void test_no_parameters_first(void **state)
     }
 }
 
+/* ---- memory ---- */
+
+/* What the plan says is what the executor takes, and the gradients that the transport holds: but for alignment. */
+static void test_memory(void **state)
+{
+    (void)state;
+    static const struct mesh meshes[] = {{1, 2, 1}, {2, 2, 1}, {3, 2, 1}};
+    size_t weights = 0;
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        Tally__V1__JobSpec *spec = cnn();
+        spec_stages(spec, 2, schedules[i], 1);
+        struct test_job *job = test_job_open(spec);
+        for (uint32_t r = 0; r < meshes[i].data * meshes[i].pipeline; r++) {
+            struct test_rank rank;
+            test_rank_plan(job, r, meshes[i], NULL, &rank);
+            struct plan *plans[1] = {rank.plan};
+            struct memory_peers *peers;
+            struct tally_error err;
+            assert_int_equal(memory_peers_open(plans, 1, NULL, &peers, &err), TALLY_OK);
+            test_rank_start(job, memory_peers_of(peers, 0), &rank);
+            struct plan_memory m = plan_memory(rank.plan);
+            size_t used = executor_memory_bytes(rank.executor) + rank.plan->flat_count * sizeof(float);
+            assert_true(used >= m.total && used - m.total <= m.total / 100);
+            assert_int_equal(m.weights, rank.plan->flat_count * sizeof(float));
+            weights += m.weights;
+            memory_peers_close(peers);
+            test_rank_close(&rank);
+        }
+        assert_int_equal(weights, meshes[i].data * job->model->flat_count * sizeof(float));
+        weights = 0;
+        test_job_close(job);
+    }
+}
+
 /* ---- a rank is gone ---- */
 
 struct waiter {
@@ -416,11 +450,9 @@ static void test_peer_that_never_comes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_seed_cnn),
-        cmocka_unit_test(test_random_jobs),
-        cmocka_unit_test(test_branches),
-        cmocka_unit_test(test_no_parameters_first),
-        cmocka_unit_test(test_peer_that_never_comes),
+        cmocka_unit_test(test_seed_cnn), cmocka_unit_test(test_random_jobs),
+        cmocka_unit_test(test_branches), cmocka_unit_test(test_no_parameters_first),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_peer_that_never_comes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
