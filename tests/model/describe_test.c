@@ -196,6 +196,107 @@ static void random_models_on_the_cpu(void **state)
     }
 }
 
+/* ---- pipelines ---- */
+
+static tally_status print_schedule(FILE *out, const void *what, struct tally_error *err)
+{
+    return describe_schedule(out, what, false, err);
+}
+
+static tally_status print_svg(FILE *out, const void *what, struct tally_error *err)
+{
+    return describe_schedule(out, what, true, err);
+}
+
+static void assert_has(char *text, const char *const *lines, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strstr(text, lines[i]))
+            fail_msg("no line\n%s\nin\n%s", lines[i], text);
+    free(text);
+}
+
+/* The seed's placement: conv1 and fc1 on the first stage, conv2 and fc2 on the second; two replicas. */
+static void a_pipeline(void **state)
+{
+    (void)state;
+    size_t image[3] = {1, 28, 28};
+    char *first[2] = {"conv1", "fc1"}, *second[2] = {"conv2", "fc2"};
+    Tally__V1__Stage stage[2] = {TALLY__V1__STAGE__INIT, TALLY__V1__STAGE__INIT}, *stages[2] = {&stage[0], &stage[1]};
+    Tally__V1__Pipeline pipeline = TALLY__V1__PIPELINE__INIT;
+    Tally__V1__Parallel parallel = TALLY__V1__PARALLEL__INIT;
+    Tally__V1__Replicas replicas = TALLY__V1__REPLICAS__INIT;
+    struct describe_session *session = NULL;
+    const struct plan *const *plans = NULL;
+    struct model *model = NULL;
+    struct tally_error err = {0};
+    json_t *root = NULL;
+    stage[0].n_layers = stage[1].n_layers = 2;
+    stage[0].layers = first;
+    stage[1].layers = second;
+    pipeline.n_placement = 2;
+    pipeline.placement = stages;
+    pipeline.has_schedule = 1;
+    pipeline.schedule = TALLY__V1__SCHEDULE__one_f_one_b;
+    parallel.pipeline = &pipeline;
+    parallel.data = &replicas;
+    parallel.shards = 1;
+    replicas.has_count = 1;
+    replicas.count = 2;
+    Tally__V1__JobSpec *spec = job_of_layers(lenet, "cross_entropy", 3, image);
+    Tally__V1__DataFacts *facts = facts_of(3, image, 0, NULL, 100, 21);
+    spec->parallel = &parallel;
+    spec->train->batch_size = 12; /* 6 micro-batches, 3 a replica */
+    assert_int_equal(model_build(spec, facts, &model, &err), TALLY_OK);
+    spec->parallel = NULL;
+    if (describe_open(model, facts, NULL, "generic", &session, &plans, &err) != TALLY_OK)
+        fail_msg("%s", err.message);
+    static const char *const lines[] = {
+        "4 workers",          "1f1b over 2 stages, 3 micro-batches a replica; by computed cost ",
+        "conv1, 1, fc1, 6\n", "conv2, 3, fc2\n",
+        "w3      3-5 ",
+    };
+    assert_has(printed(print_plan, plans), lines, sizeof lines / sizeof *lines);
+    static const char *const rows[] = {
+        "stage 0   part 0   |0",           "part 2", "stage 1   part 1   |", "stage 1   idle ",
+        "micro-batches in flight at most", "bubble "};
+    assert_has(printed(print_schedule, plans), rows, sizeof rows / sizeof *rows);
+    static const char *const picture[] = {"<svg", "</svg>"};
+    assert_has(printed(print_svg, plans), picture, 2);
+    assert_int_equal(describe_plan_json(plans, &root, &err), TALLY_OK);
+    json_t *described = json_object_get(root, "pipeline"), *item;
+    assert_int_equal(json_array_size(json_object_get(described, "stages")), 2);
+    assert_int_equal(json_array_size(json_object_get(root, "workers")), 4);
+    double share = 0;
+    size_t i, weights = 0;
+    json_array_foreach(json_object_get(described, "stages"), i, item) share +=
+        json_real_value(json_object_get(item, "cost_share"));
+    assert_true(share > 1 - 1e-9 && share < 1 + 1e-9);
+    json_array_foreach(json_object_get(root, "workers"), i, item) weights +=
+        integer_at(json_object_get(item, "memory"), "weights");
+    assert_int_equal(weights, 2 * model->flat_count * sizeof(float));
+    json_decref(root);
+    describe_close(session);
+    model_free(model);
+    tally__v1__job_spec__free_unpacked(spec, NULL);
+    tally__v1__data_facts__free_unpacked(facts, NULL);
+}
+
+static void no_pipeline_no_schedule(void **state)
+{
+    (void)state;
+    struct model *model = random_model(1, 2);
+    Tally__V1__DataFacts *facts = facts_of(0, NULL, 0, NULL, 20, 0);
+    struct describe_session *session = NULL;
+    const struct plan *const *plans = NULL;
+    struct tally_error err = {0};
+    assert_int_equal(describe_open(model, facts, NULL, NULL, &session, &plans, &err), TALLY_OK);
+    assert_int_equal(describe_schedule(stdout, plans, false, &err), TALLY_EINVAL);
+    describe_close(session);
+    tally__v1__data_facts__free_unpacked(facts, NULL);
+    model_free(model);
+}
+
 static void no_such_backend(void **state)
 {
     (void)state;
@@ -215,6 +316,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(counts_and_bytes), cmocka_unit_test(columns_are_as_wide_as_their_cells),
         cmocka_unit_test(the_seed_network), cmocka_unit_test(random_models_on_the_cpu),
+        cmocka_unit_test(a_pipeline),       cmocka_unit_test(no_pipeline_no_schedule),
         cmocka_unit_test(no_such_backend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,11 @@
 /* Schedules of every small shape: each passes the simulation, and keeps its kind's bounds. */
-#include "model/schedule.h"
+#include "model/schedule_chart.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -231,11 +232,65 @@ static void costs_and_edges(void **state)
     schedule_free(schedule);
 }
 
+/* ---- charts ---- */
+
+static char *chart(const struct built *b, size_t width)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    struct tally_error err;
+    FILE *out = open_memstream(&text, &bytes);
+    assert_non_null(out);
+    assert_int_equal(width ? schedule_chart_text(out, b->schedule, b->report, width, &err)
+                           : schedule_chart_svg(out, b->schedule, b->report, &err),
+                     TALLY_OK);
+    assert_int_equal(fclose(out), 0);
+    return text;
+}
+
+static void charts(void **state)
+{
+    (void)state;
+    static const uint32_t stage_of[2] = {0, 1}, crossed[4] = {0, 1, 0, 1};
+    struct built b = build(SCHEDULE_1F1B, 2, 2, stage_of, 4, 0);
+    assert_int_equal(b.report->makespan, 15);
+    char *text = chart(&b, 15);
+    assert_string_equal(text, "stage 0   part 0   |01..aa2bb3cc.dd|\n"
+                              "stage 1   part 1   |.0aa1bb2cc3dd..|\n");
+    free(text);
+    built_free(&b);
+
+    b = build(SCHEDULE_GPIPE, 2, 2, stage_of, 3, 0);
+    text = chart(&b, 12);
+    assert_string_equal(text, "stage 0   part 0   |012...aabbcc|\n"
+                              "stage 1   part 1   |.012aabbcc..|\n");
+    free(text);
+    built_free(&b);
+
+    b = build(SCHEDULE_GPIPE, 2, 4, crossed, 1, 0);
+    text = chart(&b, 24); /* two columns a unit */
+    assert_string_equal(text, "stage 0   part 0   |00..................aaaa|\n"
+                              "          part 2   |....00......aaaa........|\n"
+                              "stage 1   part 1   |..00............aaaa....|\n"
+                              "          part 3   |......00aaaa............|\n");
+    free(text);
+    text = chart(&b, 0);
+    size_t rects = 0;
+    for (const char *at = text; (at = strstr(at, "<title>")); at++)
+        rects++;
+    assert_int_equal(rects, 8);
+    assert_non_null(strstr(text, "<svg xmlns"));
+    assert_non_null(strstr(text, "backward of micro-batch 0, part 3"));
+    assert_non_null(strstr(text, "bubble 50.0 %"));
+    free(text);
+    built_free(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_small_shape),       cmocka_unit_test(any_placement),   cmocka_unit_test(limits),
-        cmocka_unit_test(simulation_finds_faults), cmocka_unit_test(costs_and_edges),
+        cmocka_unit_test(simulation_finds_faults), cmocka_unit_test(costs_and_edges), cmocka_unit_test(charts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
