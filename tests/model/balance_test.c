@@ -9,15 +9,9 @@
 
 #include <cmocka.h>
 
-#define N_MAX 12
+#include "tests/support/splitmix.h"
 
-static uint64_t next(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
+#define N_MAX 12
 
 static uint64_t sum(const uint64_t *costs, size_t begin, size_t end)
 {
@@ -61,10 +55,10 @@ static void equals_brute_force(void **state)
     uint64_t costs[N_MAX];
     size_t begin[N_MAX + 1];
     for (int i = 0; i < 4000; i++) {
-        size_t n = 1 + next(&random) % N_MAX, runs = 1 + next(&random) % n;
-        uint64_t range = (uint64_t[]){2, 10, 1000, UINT64_C(1) << 50}[next(&random) % 4];
+        size_t n = 1 + splitmix(&random) % N_MAX, runs = 1 + splitmix(&random) % n;
+        uint64_t range = (uint64_t[]){2, 10, 1000, UINT64_C(1) << 50}[splitmix(&random) % 4];
         for (size_t k = 0; k < n; k++)
-            costs[k] = next(&random) % range;
+            costs[k] = splitmix(&random) % range;
         assert_true(balance_cut(costs, n, runs, begin));
         assert_true(largest(costs, n, runs, begin) == brute_force(costs, n, runs));
     }

@@ -11,18 +11,12 @@
 
 #include <cmocka.h>
 
+#include "tests/support/splitmix.h"
+
 #define STAGES_MAX 8
 #define CHUNKS_MAX 4
 #define SEGMENTS_MAX (STAGES_MAX * CHUNKS_MAX)
 #define MICRO_BATCHES_MAX 32
-
-static uint64_t next(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 struct built {
     struct schedule *schedule;
@@ -110,18 +104,18 @@ static void any_placement(void **state)
     (void)state;
     uint64_t random = 3;
     for (int i = 0; i < 1500; i++) {
-        uint32_t stages = 1 + (uint32_t)(next(&random) % STAGES_MAX),
-                 segments = stages + (uint32_t)(next(&random) % 12);
-        uint32_t stage_of[SEGMENTS_MAX] = {0}, micro_batches = 1 + (uint32_t)(next(&random) % MICRO_BATCHES_MAX);
+        uint32_t stages = 1 + (uint32_t)(splitmix(&random) % STAGES_MAX),
+                 segments = stages + (uint32_t)(splitmix(&random) % 12);
+        uint32_t stage_of[SEGMENTS_MAX] = {0}, micro_batches = 1 + (uint32_t)(splitmix(&random) % MICRO_BATCHES_MAX);
         for (uint32_t k = 0; k < segments; k++)
-            stage_of[k] = k < stages ? k : (uint32_t)(next(&random) % stages);
+            stage_of[k] = k < stages ? k : (uint32_t)(splitmix(&random) % stages);
         for (uint32_t k = segments; k-- > 1;) {
-            uint32_t other = (uint32_t)(next(&random) % (k + 1)), kept = stage_of[k];
+            uint32_t other = (uint32_t)(splitmix(&random) % (k + 1)), kept = stage_of[k];
             stage_of[k] = stage_of[other];
             stage_of[other] = kept;
         }
-        enum schedule_kind kind = (enum schedule_kind)(next(&random) % 3);
-        struct built b = build(kind, stages, segments, stage_of, micro_batches, next(&random) % 3);
+        enum schedule_kind kind = (enum schedule_kind)(splitmix(&random) % 3);
+        struct built b = build(kind, stages, segments, stage_of, micro_batches, splitmix(&random) % 3);
         for (uint32_t s = 0; s < stages && kind == SCHEDULE_1F1B; s++)
             assert_true(b.report->stage[s].micro_batches <= stages);
         built_free(&b);

@@ -6,9 +6,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "model/init.h"
+#include "tests/support/deadline.h"
 
 struct held {
     uint32_t end; /* 0: nothing */
@@ -45,19 +45,6 @@ struct memory_hub {
 static struct client *client_of(struct transport *transport)
 {
     return (struct client *)transport; /* its first member */
-}
-
-static struct timespec after_ms(int64_t ms)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_sec += (time_t)(ms / 1000);
-    t.tv_nsec += (long)(ms % 1000) * 1000000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    return t;
 }
 
 static tally_status hub_wait(struct transport *transport, uint32_t begin, uint32_t end, uint64_t version,

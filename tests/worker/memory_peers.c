@@ -6,7 +6,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "tests/support/deadline.h"
 
 /* A tensor on its way. */
 struct letter {
@@ -40,19 +41,6 @@ struct memory_peers {
 static struct endpoint *endpoint_of(struct peers *peers)
 {
     return (struct endpoint *)peers; /* its first member */
-}
-
-static struct timespec after_ms(int64_t ms)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_sec += (time_t)(ms / 1000);
-    t.tv_nsec += (long)(ms % 1000) * 1000000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    return t;
 }
 
 static size_t floats_of(const struct peer_tensor *tensor)

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "tests/worker/eval_table.h"
 #include "tests/worker/memory_hub.h"
 #include "tests/worker/memory_peers.h"
 #include "tests/worker/random_job.h"
@@ -24,19 +25,10 @@
 #endif
 #define RANDOM_SEED 20240
 
-#define VERSIONS_MAX 16
-#define LEAVES_MAX 64
-
-struct cell {
-    unsigned times;
-    struct kernel_loss loss;
-    uint32_t samples;
-};
-
 struct outcome {
     float *weights;
     struct kernel_loss *losses; /* by step */
-    struct cell cells[VERSIONS_MAX][LEAVES_MAX];
+    struct eval_table evals;
     uint64_t sent, sent_bytes;
 };
 
@@ -44,7 +36,6 @@ struct worker {
     struct test_rank rank;
     struct training training;
     struct outcome *outcome;
-    pthread_mutex_t *mutex;
     pthread_t thread;
     tally_status status;
     struct tally_error err;
@@ -54,14 +45,7 @@ static void on_evaluated(uint64_t version, uint32_t micro_batch, const struct ke
                          void *user)
 {
     struct worker *w = user;
-    if (version >= VERSIONS_MAX || micro_batch >= LEAVES_MAX)
-        abort();
-    pthread_mutex_lock(w->mutex);
-    struct cell *cell = &w->outcome->cells[version][micro_batch];
-    cell->times++;
-    cell->loss = *loss;
-    cell->samples = samples;
-    pthread_mutex_unlock(w->mutex);
+    eval_table_add(&w->outcome->evals, version, micro_batch, loss, samples);
 }
 
 static void *train(void *arg)
@@ -89,8 +73,8 @@ static struct outcome *run_mesh(const struct test_job *job, struct mesh mesh, co
     struct memory_hub *hub;
     struct test_rank server; /* a backend for the hub alone */
     struct tally_error err = {0};
-    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     assert_true(workers && plans && outcome);
+    pthread_mutex_init(&outcome->evals.mutex, NULL);
     plan_workers(job, mesh, workers, plans);
     test_rank_plan(job, 0, mesh, NULL, &server);
     if (memory_peers_open(plans, ranks, NULL, &peers, &err) ||
@@ -100,7 +84,6 @@ static struct outcome *run_mesh(const struct test_job *job, struct mesh mesh, co
         struct worker *w = &workers[r];
         test_rank_start(job, memory_peers_of(peers, r), &w->rank);
         w->outcome = outcome;
-        w->mutex = &mutex;
         w->training = (struct training){
             .plan = w->rank.plan,
             .executor = w->rank.executor,
@@ -137,6 +120,7 @@ static struct outcome *run_mesh(const struct test_job *job, struct mesh mesh, co
 
 static void outcome_free(struct outcome *o)
 {
+    pthread_mutex_destroy(&o->evals.mutex);
     free(o->weights);
     free(o->losses);
     free(o);
@@ -152,7 +136,7 @@ static void assert_same(const struct outcome *want, const struct outcome *got, c
     uint64_t steps = job->spec->train->steps;
     if (memcmp(want->losses, got->losses, (steps + 1) * sizeof *want->losses))
         fail_msg("%s: other losses than on one worker", what);
-    if (memcmp(want->cells, got->cells, sizeof want->cells))
+    if (memcmp(want->evals.cells, got->evals.cells, sizeof want->evals.cells))
         fail_msg("%s: other evaluations than on one worker", what);
 }
 

@@ -12,29 +12,15 @@
 
 #include <cmocka.h>
 
+#include "tests/worker/eval_table.h"
 #include "tests/worker/memory_hub.h"
 #include "tests/worker/random_job.h"
 #include "tests/worker/test_job.h"
 
-#define VERSIONS_MAX 32
-#define LEAVES_MAX 64
-
-/* What an evaluation micro-batch came to, and how often it was run. */
-struct cell {
-    unsigned times;
-    struct kernel_loss loss;
-    uint32_t samples;
-};
-
-struct table {
-    pthread_mutex_t mutex;
-    struct cell cells[VERSIONS_MAX][LEAVES_MAX];
-};
-
 struct worker {
     struct training training;
     struct test_rank rank;
-    struct table *table;
+    struct eval_table *table;
     uint64_t start, last_progress;
     pthread_t thread;
     tally_status status;
@@ -45,13 +31,7 @@ static void on_evaluated(uint64_t version, uint32_t micro_batch, const struct ke
                          void *user)
 {
     struct worker *w = user;
-    assert_true(version < VERSIONS_MAX && micro_batch < LEAVES_MAX);
-    pthread_mutex_lock(&w->table->mutex);
-    struct cell *cell = &w->table->cells[version][micro_batch];
-    cell->times++;
-    cell->loss = *loss;
-    cell->samples = samples;
-    pthread_mutex_unlock(&w->table->mutex);
+    eval_table_add(w->table, version, micro_batch, loss, samples);
 }
 
 static void on_progress(uint64_t step, bool evaluating, void *user)
@@ -70,9 +50,9 @@ static void *train(void *arg)
 }
 
 /* Trains with so many ranks; the table is the caller's to free. weights: flat. */
-static struct table *run_job(const struct test_job *job, uint32_t ranks, float *ret_weights)
+static struct eval_table *run_job(const struct test_job *job, uint32_t ranks, float *ret_weights)
 {
-    struct table *table = calloc(1, sizeof *table);
+    struct eval_table *table = calloc(1, sizeof *table);
     struct worker *workers = calloc(ranks, sizeof *workers);
     assert_non_null(table);
     assert_non_null(workers);
@@ -113,17 +93,17 @@ static struct table *run_job(const struct test_job *job, uint32_t ranks, float *
 }
 
 /* Every micro-batch once at every version that is evaluated, and at no other. */
-static void check_whole(const struct table *table, const struct test_job *job)
+static void check_whole(const struct eval_table *table, const struct test_job *job)
 {
     struct test_rank rank;
     test_rank_open(job, 0, 1, NULL, &rank);
     const struct plan *plan = rank.plan;
-    assert_true(plan->batches.steps < VERSIONS_MAX && plan->evaluation.leaves <= LEAVES_MAX);
-    for (uint64_t v = 0; v < VERSIONS_MAX; v++) {
+    assert_true(plan->batches.steps < EVAL_VERSIONS_MAX && plan->evaluation.leaves <= EVAL_LEAVES_MAX);
+    for (uint64_t v = 0; v < EVAL_VERSIONS_MAX; v++) {
         bool due = v > 0 && v <= plan->batches.steps &&
                    (v == plan->batches.steps || batches_step(&plan->batches, v).epoch_end);
         uint64_t samples = 0;
-        for (uint32_t i = 0; i < LEAVES_MAX; i++) {
+        for (uint32_t i = 0; i < EVAL_LEAVES_MAX; i++) {
             if (table->cells[v][i].times != (due && i < plan->evaluation.leaves))
                 fail_msg("version %llu, micro-batch %u: run %u times", (unsigned long long)v, i,
                          table->cells[v][i].times);
@@ -140,10 +120,10 @@ static void check_job(Tally__V1__JobSpec *spec)
     struct test_job *job = test_job_open(spec);
     size_t bytes = job->model->flat_count * sizeof(float);
     float *want = malloc(bytes), *got = malloc(bytes);
-    struct table *one = run_job(job, 1, want);
+    struct eval_table *one = run_job(job, 1, want);
     check_whole(one, job);
     for (uint32_t ranks = 2; ranks <= 5; ranks++) {
-        struct table *many = run_job(job, ranks, got);
+        struct eval_table *many = run_job(job, ranks, got);
         check_whole(many, job);
         assert_memory_equal(want, got, bytes);
         assert_memory_equal(one->cells, many->cells, sizeof one->cells);
@@ -223,7 +203,7 @@ static void test_starts_in_the_middle(void **state)
     spec_linear(spec, NULL, 3, true);
     spec_cross_entropy(spec, -100, 0);
     struct test_job *job = test_job_open(spec);
-    struct table *table = calloc(1, sizeof *table);
+    struct eval_table *table = calloc(1, sizeof *table);
     struct worker w = {.table = table};
     pthread_mutex_init(&table->mutex, NULL);
     test_rank_open(job, 0, 1, NULL, &w.rank);
