@@ -91,7 +91,7 @@ enum action_kind {
                         BACKWARD with `push` does */
     ACTION_SEND, /* an activation to a peer; or its gradient, which marks, on the list, what the BACKWARD before it does
                     as soon as that gradient is whole */
-    ACTION_RECEIVE,  /* an activation or its gradient, before the FORWARD or BACKWARD that reads it */
+    ACTION_RECEIVE, /* an activation or its gradient, before the FORWARD or BACKWARD that reads it */
 };
 
 struct action {
@@ -163,9 +163,9 @@ struct plan {
     size_t gradient_bytes;   /* of the activations' gradients within a segment */
     size_t edge_bytes;       /* of one of the two copies of the gradients that cross */
     size_t workspace_bytes;
-    size_t *slice_offsets;   /* by slice: floats in this rank's vector of parameters; SIZE_MAX: another stage's */
-    size_t flat_count;       /* floats of this rank's vector: its segments' parameters, in model order */
-    uint32_t levels;         /* such vectors of gradients: 1 + ceil(log2 of the leaves) at most; level 0 always */
+    size_t *slice_offsets; /* by slice: floats in this rank's vector of parameters; SIZE_MAX: another stage's */
+    size_t flat_count;     /* floats of this rank's vector: its segments' parameters, in model order */
+    uint32_t levels;       /* such vectors of gradients: 1 + ceil(log2 of the leaves) at most; level 0 always */
 };
 
 /* What a worker holds, in bytes. */

@@ -35,9 +35,9 @@ struct peers {
      * with: only what is not there yet is waited for. */
     tally_status (*receive)(struct peers *peers, uint32_t rank, struct peer_tensor *tensor, float *data,
                             struct tally_error *err);
-    /* Waits until what was sent with this ticket or an earlier one may be overwritten; UINT64_MAX: all of it. It must not
-     * take the receiver's receive() for that: what was sent within plan_peer_room() gets out of the sender's memory by
-     * itself. */
+    /* Waits until what was sent with this ticket or an earlier one may be overwritten; UINT64_MAX: all of it. It must
+     * not take the receiver's receive() for that: what was sent within plan_peer_room() gets out of the sender's memory
+     * by itself. */
     tally_status (*flush)(struct peers *peers, uint64_t ticket, struct tally_error *err);
 };
 #endif

@@ -20,12 +20,15 @@
 
 #define SHARDS_MAX 8
 #define STREAMS_MAX 16
+#define RANGES_MAX 16
 
 struct fake_stream {
     struct fake_shard *shard;
     struct rpc_stream *stream; /* NULL: ended */
     uint32_t rank;
     bool greeted;
+    size_t ranges; /* that it wants; 0: all */
+    uint32_t begin[RANGES_MAX], end[RANGES_MAX];
 };
 
 struct fake_shard {
@@ -60,8 +63,18 @@ static void no_release(void *copy)
     free(copy);
 }
 
+static bool wants(const struct fake_stream *s, uint32_t slice)
+{
+    bool wanted = s->ranges == 0;
+    for (size_t i = 0; i < s->ranges; i++)
+        wanted |= slice >= s->begin[i] && slice < s->end[i];
+    return wanted;
+}
+
 static void send_slice(struct fake_stream *s, uint32_t slice)
 {
+    if (!wants(s, slice))
+        return;
     struct fake_shards *all = s->shard->all;
     const struct slice *range = &all->plan->model->slices[slice];
     size_t bytes = range->count * sizeof(float);
@@ -183,6 +196,13 @@ static void on_message(struct rpc_stream *stream, const struct rpc_message *mess
             abort();
         s->greeted = true;
         s->rank = push->hello->rank;
+        s->ranges = push->hello->n_slices;
+        if (s->ranges > RANGES_MAX)
+            abort();
+        for (size_t i = 0; i < s->ranges; i++) {
+            s->begin[i] = push->hello->slices[i]->begin;
+            s->end[i] = push->hello->slices[i]->end;
+        }
         atomic_fetch_add(&s->shard->all->hellos, 1);
         for (uint32_t slice = s->shard->begin; slice < s->shard->end; slice++)
             send_slice(s, slice);

@@ -17,6 +17,7 @@
 #include "common/clock.h"
 #include "proto/rpc.h"
 #include "tests/worker/fake_shards.h"
+#include "tests/worker/memory_peers.h"
 #include "tests/worker/random_job.h"
 #include "tests/worker/solo.h"
 #include "worker/training.h"
@@ -30,6 +31,7 @@ struct worker {
     struct test_rank rank;
     uint32_t index;
     bool on_data_thread;
+    struct peers *peers; /* of a pipeline's stage; NULL: it has the whole model */
     int64_t wait_ms;
     size_t shards;
     char *const *names, *const *addresses;
@@ -46,8 +48,10 @@ struct worker {
 
 static tally_status train(struct worker *w)
 {
-    struct training training = {
-        .plan = w->rank.plan, .executor = w->rank.executor, .transport = transport_rpc_transport(w->transport)};
+    struct training training = {.plan = w->rank.plan,
+                                .executor = w->rank.executor,
+                                .transport = transport_rpc_transport(w->transport),
+                                .peers = w->peers};
     return training_run(&training, 0, &w->err);
 }
 
@@ -95,6 +99,7 @@ static void worker_start(struct worker *w)
                                             .kernels = w->rank.kernels,
                                             .backend = w->rank.backend,
                                             .weights = executor_weights(w->rank.executor),
+                                            .slice_offsets = w->peers ? w->rank.plan->slice_offsets : NULL,
                                             .shards = w->shards,
                                             .shard_names = w->names,
                                             .shard_addresses = w->addresses,
@@ -128,11 +133,34 @@ struct run {
     enum shard_fault fault;
     uint64_t at_step;
     int64_t wait_ms;
+    struct memory_peers **peers; /* workers are the stages of pipelines, and these are made; NULL: replicas */
 };
+
+/* As many replicas as there are workers for. */
+static void open_stages(const struct test_job *job, const struct run *run, struct worker *workers)
+{
+    struct plan **plans = calloc(run->workers, sizeof *plans);
+    struct mesh mesh = {run->workers / job->model->stage_count, job->model->stage_count, 1};
+    struct tally_error err;
+    assert_non_null(plans);
+    for (uint32_t i = 0; i < run->workers; i++) {
+        test_rank_plan(job, i, mesh, NULL, &workers[i].rank);
+        plans[i] = workers[i].rank.plan;
+    }
+    if (memory_peers_open(plans, run->workers, NULL, run->peers, &err))
+        fail_msg("%s", err.message);
+    for (uint32_t i = 0; i < run->workers; i++) {
+        workers[i].peers = memory_peers_of(*run->peers, i);
+        test_rank_start(job, workers[i].peers, &workers[i].rank);
+    }
+    free(plans);
+}
 
 static struct fake_shards *run_start(const struct test_job *job, const struct run *run, struct worker *workers)
 {
-    for (uint32_t i = 0; i < run->workers; i++)
+    if (run->peers)
+        open_stages(job, run, workers);
+    for (uint32_t i = 0; i < run->workers && !run->peers; i++)
         test_rank_open(job, i, run->workers, NULL, &workers[i].rank);
     struct fake_shards_options options = {.job = JOB,
                                           .generation = GENERATION,
@@ -197,6 +225,27 @@ static void check_trains(Tally__V1__JobSpec *spec, struct run run)
     test_job_close(job);
 }
 
+/* Each stage's worker takes and pushes its own slices alone. */
+static void test_trains_stages(void **state)
+{
+    (void)state;
+    for (uint32_t shards = 1; shards <= 3; shards++)
+        for (uint32_t replicas = 1; replicas <= 2; replicas++) {
+            Tally__V1__JobSpec *spec = spec_new(3, 32, 4, 0, 4);
+            struct memory_peers *peers = NULL;
+            spec_synthetic(spec, 0, 76, 10, (const uint32_t[]){1, 28, 28}, 3, NULL, 0);
+            spec_seed_cnn(spec);
+            spec_cross_entropy(spec, -100, 0);
+            spec_stages(spec, 0, TALLY__V1__SCHEDULE__one_f_one_b, 1);
+            spec_place(spec, 0, "conv1");
+            spec_place(spec, 0, "fc1");
+            spec_place(spec, 1, "conv2");
+            spec_place(spec, 1, "fc2");
+            check_trains(spec, (struct run){.workers = 2 * replicas, .shards = shards, .peers = &peers});
+            memory_peers_close(peers);
+        }
+}
+
 /* Some 5 MB in 7 slices. */
 static Tally__V1__JobSpec *large_spec(uint64_t steps)
 {
@@ -216,10 +265,10 @@ static void test_trains_small_models(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++) {
-        check_trains(spec_small_job(200), (struct run){1, 1, there, SHARD_WELL, 0, 0});
-        check_trains(spec_small_job(50), (struct run){2, 1, there, SHARD_WELL, 0, 0});
+        check_trains(spec_small_job(200), (struct run){1, 1, there, SHARD_WELL, 0, 0, NULL});
+        check_trains(spec_small_job(50), (struct run){2, 1, there, SHARD_WELL, 0, 0, NULL});
         check_trains(spec_small_job(50),
-                     (struct run){3, 2, there, SHARD_WELL, 0, 0}); /* one worker and one shard idle */
+                     (struct run){3, 2, there, SHARD_WELL, 0, 0, NULL}); /* one worker and one shard idle */
     }
 }
 
@@ -227,9 +276,9 @@ static void test_trains_large_models(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++) {
-        check_trains(large_spec(6), (struct run){1, 1, there, SHARD_WELL, 0, 0});
-        check_trains(large_spec(6), (struct run){2, 3, there, SHARD_WELL, 0, 0});
-        check_trains(large_spec(4), (struct run){3, 8, there, SHARD_WELL, 0, 0});
+        check_trains(large_spec(6), (struct run){1, 1, there, SHARD_WELL, 0, 0, NULL});
+        check_trains(large_spec(6), (struct run){2, 3, there, SHARD_WELL, 0, 0, NULL});
+        check_trains(large_spec(4), (struct run){3, 8, there, SHARD_WELL, 0, 0, NULL});
     }
 }
 
@@ -238,14 +287,14 @@ static void test_trains_random_models(void **state)
     (void)state;
     for (uint32_t seed = 500; seed < 520; seed++)
         check_trains(random_job(seed, &(struct random_options){.steps = 6}),
-                     (struct run){1 + seed % 4, 1 + seed % 3, seed % 2, SHARD_WELL, 0, 0});
+                     (struct run){1 + seed % 4, 1 + seed % 3, seed % 2, SHARD_WELL, 0, 0, NULL});
 }
 
 /* Weights that come twice are taken once: they may be being read. */
 static void test_repeated_weights(void **state)
 {
     (void)state;
-    check_trains(large_spec(5), (struct run){2, 1, false, SHARD_REPEATS, 0, 0});
+    check_trains(large_spec(5), (struct run){2, 1, false, SHARD_REPEATS, 0, 0, NULL});
 }
 
 /* Takes the spec. The first worker fails so, soon. */
@@ -277,7 +326,7 @@ static void test_refused_push(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++)
-        check_fails(spec_small_job(50), (struct run){1, 1, there, SHARD_REFUSES, 5, 0}, TALLY_ESTATE,
+        check_fails(spec_small_job(50), (struct run){1, 1, there, SHARD_REFUSES, 5, 0, NULL}, TALLY_ESTATE,
                     WORDS("s0 refused", "slice 0 (a.weight .. b.bias)", "step 5", "it does not like it"));
 }
 
@@ -285,7 +334,7 @@ static void test_lost_stream(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++)
-        check_fails(large_spec(50), (struct run){1, 2, there, SHARD_ENDS, 3, 0}, TALLY_EUNAVAIL,
+        check_fails(large_spec(50), (struct run){1, 2, there, SHARD_ENDS, 3, 0, NULL}, TALLY_EUNAVAIL,
                     WORDS("the stream to s1 was lost at step", "it is tired"));
 }
 
@@ -293,7 +342,7 @@ static void test_silent_shard(void **state)
 {
     (void)state;
     for (int there = 0; there < 2; there++)
-        check_fails(spec_small_job(50), (struct run){1, 1, there, SHARD_GOES_SILENT, 4, 300}, TALLY_ETIMEDOUT,
+        check_fails(spec_small_job(50), (struct run){1, 1, there, SHARD_GOES_SILENT, 4, 300, NULL}, TALLY_ETIMEDOUT,
                     WORDS("w0 waited 0.3 s for slice 0 (a.weight .. b.bias) of version 4 from s0"));
 }
 
@@ -307,7 +356,7 @@ static void test_wrong_weights(void **state)
                   {SHARD_SENDS_WRONG_SLICE, "of a slice that is not its own"},
                   {SHARD_SENDS_WRONG_JOB, "of another job or generation"}};
     for (size_t i = 0; i < 3; i++)
-        check_fails(spec_small_job(50), (struct run){1, 1, i % 2, faults[i].fault, 2, 0}, TALLY_EINVAL,
+        check_fails(spec_small_job(50), (struct run){1, 1, i % 2, faults[i].fault, 2, 0, NULL}, TALLY_EINVAL,
                     WORDS("s0 sent weights", faults[i].word));
 }
 
@@ -334,7 +383,7 @@ static void test_interrupted_while_it_waits(void **state)
     for (int there = 0; there < 2; there++) {
         struct test_job *job = test_job_open(spec_small_job(50));
         struct worker w = {0};
-        struct run run = {1, 1, there, SHARD_GOES_SILENT, 3, 0};
+        struct run run = {1, 1, there, SHARD_GOES_SILENT, 3, 0, NULL};
         struct fake_shards *shards = run_start(job, &run, &w);
         char text[256] = "";
         int64_t deadline = tally_now_ns() + INT64_C(10000000000);
@@ -361,7 +410,7 @@ static void test_watches_after_the_last_step(void **state)
     for (int refused = 0; refused < 2; refused++) {
         struct test_job *job = test_job_open(spec_small_job(5));
         struct worker w = {0};
-        struct run run = {1, 1, true, refused ? SHARD_REFUSES : SHARD_ENDS, 5, 0};
+        struct run run = {1, 1, true, refused ? SHARD_REFUSES : SHARD_ENDS, 5, 0, NULL};
         struct fake_shards *shards = run_start(job, &run, &w);
         worker_join(&w);
         struct tally_error err;
@@ -417,6 +466,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_trains_small_models),
         cmocka_unit_test(test_trains_large_models),
+        cmocka_unit_test(test_trains_stages),
         cmocka_unit_test(test_trains_random_models),
         cmocka_unit_test(test_repeated_weights),
         cmocka_unit_test(test_refused_push),
