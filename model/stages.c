@@ -207,7 +207,8 @@ static tally_status empty_stage(const struct stager *s, uint32_t stage)
 {
     if (s->file && s->pipeline->n_placement > stage)
         return spec_error(s->file, s->err, &s->pipeline->placement[stage]->base, NULL, -1,
-                          "stage %u has nothing to compute: expected a layer that is not just a view, such as flatten",
+                          "stage %u has nothing to compute: expected a layer that is no view (flatten) and no pool "
+                          "computed with the convolution before it",
                           stage);
     return tally_fail(s->err, TALLY_EINVAL, "parallel.pipeline: stage %u has nothing to compute", stage);
 }
