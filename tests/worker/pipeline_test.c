@@ -21,7 +21,7 @@
 #ifdef __SANITIZE_THREAD__
 #define RANDOM_JOBS 20
 #else
-#define RANDOM_JOBS 220
+#define RANDOM_JOBS 250
 #endif
 #define RANDOM_SEED 20240
 
@@ -140,11 +140,30 @@ static void assert_same(const struct outcome *want, const struct outcome *got, c
         fail_msg("%s: other evaluations than on one worker", what);
 }
 
+/* Of the jobs that were checked: so that a generator that makes only easy ones shows. */
+static struct {
+    unsigned jobs, pipelines, chunks, skips;
+} seen;
+
+static void count_job(const struct model *model)
+{
+    bool skips = false;
+    for (size_t i = 0; i < model->layer_count; i++)
+        for (size_t k = 0; k < model->layers[i].input_count; k++)
+            skips |= model->layers[i].inputs[k] != MODEL_INPUT &&
+                     model->layers[model->layers[i].inputs[k]].segment + 1 < model->layers[i].segment;
+    seen.jobs++;
+    seen.pipelines += model->stage_count > 1;
+    seen.chunks += model->segment_count > model->stage_count;
+    seen.skips += skips;
+}
+
 /* Takes both specs: the same job, without and with a pipeline. */
 static void check_job(Tally__V1__JobSpec *plain, Tally__V1__JobSpec *spec, uint32_t replicas, const char *what)
 {
     struct test_job *one = test_job_open(plain), *job = test_job_open(spec);
     assert_int_equal(one->model->flat_count, job->model->flat_count);
+    count_job(job->model);
     struct outcome *want = run_mesh(one, (struct mesh){1, 1, 1}, what);
     struct outcome *got = run_mesh(job, (struct mesh){replicas, job->model->stage_count, 1}, what);
     assert_same(want, got, job, what);
@@ -196,7 +215,8 @@ static void place_layers(uint64_t *state, Tally__V1__JobSpec *spec, uint32_t sta
 static uint32_t random_pipeline(uint64_t *state, Tally__V1__JobSpec *spec)
 {
     size_t operations = operations_of(spec);
-    uint32_t most = operations < 4 ? (uint32_t)operations : 4, stages = 1 + random_below(state, most);
+    uint32_t most = operations < 5 ? (uint32_t)operations : 5,
+             stages = most < 2 ? 1 : 2 + random_below(state, most - 1);
     if (random_below(state, 3)) {
         spec_stages(spec, 0, schedules[random_below(state, 3)], 1);
         place_layers(state, spec, stages);
@@ -213,7 +233,7 @@ static void test_random_jobs(void **state)
     (void)state;
     print_message("seed %d\n", RANDOM_SEED);
     for (uint64_t seed = RANDOM_SEED; seed < RANDOM_SEED + RANDOM_JOBS; seed++) {
-        const struct random_options options = {.steps = 4, .test_set = seed % 3 == 0};
+        const struct random_options options = {.steps = 4, .test_set = seed % 3 == 0, .deep = seed % 2};
         char what[32];
         uint64_t random = seed;
         Tally__V1__JobSpec *spec = random_job(seed, &options);
@@ -221,6 +241,11 @@ static void test_random_jobs(void **state)
         snprintf(what, sizeof what, "seed %llu", (unsigned long long)seed);
         check_job(random_job(seed, &options), spec, replicas, what);
     }
+    print_message(
+        "%u jobs: %u with several stages, %u with several segments on one, %u where a tensor passes a segment "
+        "over\n",
+        seen.jobs, seen.pipelines, seen.chunks, seen.skips);
+    assert_true(seen.pipelines > seen.jobs / 5 * 4 && seen.chunks > seen.jobs / 4);
 }
 
 /* ---- the seed's CNN: activations cross 0 -> 1 -> 0 -> 1 ---- */

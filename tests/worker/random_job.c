@@ -40,9 +40,9 @@ static void residual(uint64_t *state, Tally__V1__JobSpec *spec, uint32_t width)
     spec_from(layer, right);
 }
 
-static void dense_layers(uint64_t *state, Tally__V1__JobSpec *spec)
+static void dense_layers(uint64_t *state, Tally__V1__JobSpec *spec, bool deep)
 {
-    uint32_t layers = random_below(state, 3);
+    uint32_t layers = deep ? 3 + random_below(state, 6) : random_below(state, 3);
     for (uint32_t i = 0; i < layers; i++) {
         uint32_t width = 1 + random_below(state, 40);
         if (random_below(state, 3) == 0)
@@ -101,7 +101,7 @@ Tally__V1__JobSpec *random_job(uint64_t seed, const struct random_options *optio
         image_layers(&state, spec, shape[0], shape[1]);
     if (options->wide)
         spec_linear(spec, NULL, features > 100000 ? 3 : 400, true);
-    dense_layers(&state, spec);
+    dense_layers(&state, spec, options->deep);
     spec_linear(spec, "out", outputs, true);
     if (mse)
         spec_mse(spec);

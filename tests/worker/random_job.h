@@ -10,6 +10,7 @@
 struct random_options {
     uint32_t steps;
     bool test_set;
+    bool deep; /* 3 to 8 linear layers or residual blocks, not 0 to 2 */
     bool wide; /* a parameter of several slices, of rows longer than a slice now and then */
 };
 
