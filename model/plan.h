@@ -210,6 +210,12 @@ static inline bool plan_owns(const struct plan *plan, uint32_t k)
     return plan->segments[k].stage == plan->stage;
 }
 
+/* Does this rank's stage need the data: the model's input, or the targets? */
+static inline bool plan_reads_samples(const struct plan *plan)
+{
+    return plan->tensors[0].home != PLAN_NOWHERE || plan_owns(plan, plan->segment_count - 1);
+}
+
 /* The rank of a stage in this rank's replica. */
 static inline uint32_t plan_peer(const struct plan *plan, uint32_t stage)
 {

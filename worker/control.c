@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "proto/rpc.h"
 #include "worker/job.h"
+#include "worker/peers_service.h"
 
 #define DRAIN_MS 200 /* nothing that a worker serves takes longer */
 
@@ -20,6 +21,7 @@ struct control {
     char address[RPC_ADDRESS_MAX];
     struct rpc_queue *queue;
     struct data_thread *thread;
+    struct peers_service *peers;
     struct rpc_server *server;
     struct node *node;
     uv_timer_t last; /* when nothing is left that could call */
@@ -77,6 +79,7 @@ static void finish(uv_timer_t *timer)
     rpc_server_free(c->server);
     rpc_queue_free(c->queue);
     data_thread_stop(c->thread);
+    peers_service_free(c->peers);
     uv_close((uv_handle_t *)timer, NULL);
 }
 
@@ -144,7 +147,7 @@ static void start(struct control *c, const Tally__V1__Assign *assign)
 {
     static const struct job_events events = {.on_report = on_report, .on_closed = on_closed};
     struct job_environment environment = {
-        .worker = c->name, .backend = c->backend, .thread = c->thread, .queue = c->queue};
+        .worker = c->name, .backend = c->backend, .thread = c->thread, .peers = c->peers, .queue = c->queue};
     struct tally_error err;
     log_info("takes up job %" PRIu64 ", generation %" PRIu64 ", as rank %u", assign->job, assign->generation,
              assign->rank);
@@ -273,7 +276,11 @@ static tally_status probe_backend(const char *name, char *isa, size_t size, stru
 
 static tally_status serve(struct control *c, const char *listen, struct tally_error *err)
 {
-    tally_status status = rpc_server_new(c->queue, NULL, &c->server, err);
+    tally_status status = peers_service_new(data_thread_queue(c->thread), &c->peers, err);
+    if (!status)
+        status = rpc_server_new(c->queue, NULL, &c->server, err);
+    if (!status)
+        status = peers_service_serve(c->peers, c->server, err);
     if (!status)
         status = rpc_server_listen(c->server, listen, c->address, sizeof c->address, err);
     if (!status)

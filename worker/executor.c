@@ -704,7 +704,8 @@ tally_status executor_evaluate_share(struct executor *ex, struct transport *tran
                                      struct tally_error *err)
 {
     const struct plan *plan = ex->plan;
-    assert(ex->in.test && share.begin <= share.end && share.end <= plan->evaluation.leaves);
+    assert((ex->in.test || !plan_reads_samples(plan)) && share.begin <= share.end &&
+           share.end <= plan->evaluation.leaves);
     struct run run = {.ex = ex, .transport = transport, .step = version, .evaluation = true, .err = err};
     uint64_t leaves = share.end - share.begin, turns = leaves ? leaves + plan->segment_count - 1 : 0;
     tally_status status = TALLY_OK;

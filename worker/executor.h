@@ -18,8 +18,8 @@ struct executor;
 /* Lent: they must outlive the executor. */
 struct executor_inputs {
     const struct plan *plan;
-    const struct dataset *train;
-    const struct dataset *test; /* NULL: none */
+    const struct dataset *train; /* NULL, with order and test, where the plan reads no samples */
+    const struct dataset *test;  /* NULL: none */
     struct order *order;
     struct peers *peers;     /* NULL where the plan has no edges */
     const atomic_bool *stop; /* set: the next operation is not begun, TALLY_ECANCELLED. NULL: never */

@@ -2,9 +2,9 @@
  * DESIGN. Three threads: the loop's (job_start, job_end, callbacks), the job's own (everything that takes time), and
  * the data thread, which also runs the steps of a small job (data_thread.h).
  *
- * Reports travel to the loop as tasks, in order; the last one says that the thread is at its end. `stop` and
- * `transport` are what the loop's thread touches of a running job: job_end sets the one and interrupts the other, under
- * the mutex.
+ * Reports travel to the loop as tasks, in order; the last one says that the thread is at its end. `stop`,
+ * `transport` and `peers` are what the loop's thread touches of a running job: job_end sets the one and interrupts the
+ * others, under the mutex.
  */
 #include "worker/job.h"
 
@@ -19,8 +19,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/limits.h"
 #include "common/message_copy.h"
 #include "worker/job_data.h"
+#include "worker/peers_rpc.h"
 #include "worker/training.h"
 #include "worker/transport_rpc.h"
 
@@ -61,6 +63,7 @@ struct job {
     pthread_mutex_t mutex;
     pthread_cond_t trained;
     struct transport_rpc *transport; /* under the mutex; NULL: none (any more) */
+    struct peers_rpc *peers;         /* likewise */
     atomic_int phase;
     atomic_uint_least64_t step;
 
@@ -254,6 +257,7 @@ static tally_status train(struct job *job, struct tally_error *err)
     struct training training = {.plan = job->plan,
                                 .executor = job->executor,
                                 .transport = transport,
+                                .peers = job->peers ? peers_rpc_peers(job->peers) : NULL,
                                 .events = {on_progress, on_evaluated, on_evaluation_end},
                                 .user = job};
     status = training_run(&training, start, err);
@@ -293,6 +297,14 @@ static tally_status check_assign(const Tally__V1__Assign *a, struct tally_error 
     if (a->gang->n_shards != a->n_shard_addresses || a->gang->n_shards == 0)
         return tally_fail(err, TALLY_EINVAL, "an assignment with %zu shards and %zu addresses of shards",
                           a->gang->n_shards, a->n_shard_addresses);
+    const Tally__V1__Gang *gang = a->gang;
+    uint64_t replica = (uint64_t)gang->pipeline * gang->tensor; /* 32-bit factors */
+    if (!gang->data || !replica || replica > TALLY_NODES_MAX || replica * gang->data != gang->n_workers ||
+        gang->n_workers != a->n_peer_addresses || a->rank >= gang->n_workers)
+        return tally_fail(err, TALLY_EINVAL,
+                          "an assignment as rank %" PRIu32 " of %" PRIu32 " x %" PRIu32 " x %" PRIu32
+                          " workers, with %zu names and %zu addresses",
+                          a->rank, gang->data, gang->pipeline, gang->tensor, gang->n_workers, a->n_peer_addresses);
     return TALLY_OK;
 }
 
@@ -344,34 +356,84 @@ static tally_status open_transport(struct job *job, struct tally_error *err)
     return transport_rpc_connect(transport, err);
 }
 
+static tally_status open_peers(struct job *job, struct tally_error *err)
+{
+    const Tally__V1__Assign *a = job->assign;
+    struct peers_rpc_options options = {.job = a->job,
+                                        .generation = a->generation,
+                                        .plan = job->plan,
+                                        .names = a->gang->workers,
+                                        .addresses = a->peer_addresses,
+                                        .service = job->env.peers,
+                                        .thread = job->env.thread,
+                                        .on_data_thread = job->small};
+    struct peers_rpc *peers;
+    if (job->plan->edge_count == 0)
+        return TALLY_OK;
+    tally_status status = peers_rpc_open(&options, &peers, err);
+    if (status)
+        return status;
+    pthread_mutex_lock(&job->mutex);
+    job->peers = peers;
+    if (atomic_load(&job->stop))
+        peers_rpc_interrupt(peers);
+    pthread_mutex_unlock(&job->mutex);
+    return peers_rpc_connect(peers, err);
+}
+
 static tally_status check_stop(const struct job *job, struct tally_error *err)
 {
     return atomic_load(&job->stop) ? tally_fail(err, TALLY_ECANCELLED, "the job was ended") : TALLY_OK;
 }
 
-static tally_status open_all(struct job *job, struct tally_error *err)
+/* What the samples are read with, on a stage that reads any. */
+static tally_status open_samples(struct job *job, struct tally_error *err)
+{
+    const Tally__V1__DataFacts *facts = job->assign->facts;
+    if (!plan_reads_samples(job->plan))
+        return TALLY_OK;
+    tally_status status = job_data_open(job->model, facts, &job->data, err);
+    return status ? status
+                  : order_open(facts->train_samples, job->model->spec->data->shuffle, job->model->spec->seed,
+                               job->model->init_draws, &job->order, err);
+}
+
+static tally_status open_plan(struct job *job, struct tally_error *err)
 {
     const Tally__V1__Assign *a = job->assign;
     tally_status status = check_assign(a, err);
     if (!status)
         status = model_build(a->spec, a->facts, &job->model, err);
     if (!status)
-        status = job_data_open(job->model, a->facts, &job->data, err);
+        status = open_backend(job, err);
+    if (status)
+        return status;
+    struct mesh mesh = {a->gang->data, a->gang->pipeline, a->gang->tensor};
+    status = plan_build(job->model, a->facts, mesh, a->rank, job->kernels, job->backend, &job->plan, err);
+    if (!status)
+        job->small = is_small(job);
+    return status;
+}
+
+static tally_status open_all(struct job *job, struct tally_error *err)
+{
+    tally_status status = open_plan(job, err);
     if (!status)
         status = check_stop(job, err);
     if (!status)
-        status = open_backend(job, err);
-    struct mesh mesh = {a->gang ? a->gang->data : 0, a->gang ? a->gang->pipeline : 0, a->gang ? a->gang->tensor : 0};
+        status = open_samples(job, err);
     if (!status)
-        status = plan_build(job->model, a->facts, mesh, a->rank, job->kernels, job->backend, &job->plan, err);
+        status = check_stop(job, err);
     if (!status)
-        status = order_open(a->facts->train_samples, job->model->spec->data->shuffle, job->model->spec->seed,
-                            job->model->init_draws, &job->order, err);
+        status = open_peers(job, err);
     if (status)
         return status;
-    job->small = is_small(job);
-    struct executor_inputs inputs = {
-        .plan = job->plan, .train = job->data.train, .test = job->data.test, .order = job->order, .stop = &job->stop};
+    struct executor_inputs inputs = {.plan = job->plan,
+                                     .train = job->data.train,
+                                     .test = job->data.test,
+                                     .order = job->order,
+                                     .peers = job->peers ? peers_rpc_peers(job->peers) : NULL,
+                                     .stop = &job->stop};
     status = executor_open(&inputs, &job->executor, err);
     if (!status)
         status = check_stop(job, err);
@@ -382,9 +444,12 @@ static void close_all(struct job *job)
 {
     pthread_mutex_lock(&job->mutex);
     struct transport_rpc *transport = job->transport;
+    struct peers_rpc *peers = job->peers;
     job->transport = NULL;
+    job->peers = NULL;
     pthread_mutex_unlock(&job->mutex);
     transport_rpc_close(transport);
+    peers_rpc_close(peers);
     executor_close(job->executor);
     order_close(job->order);
     plan_free(job->plan);
@@ -398,6 +463,8 @@ static void close_all(struct job *job)
 static tally_status finish(struct job *job, struct tally_error *err)
 {
     transport_rpc_done(job->transport);
+    if (job->peers)
+        peers_rpc_done(job->peers);
     atomic_store(&job->phase, PHASE_FINISHED);
     tally_status status = report(job, REPORT_FINISHED, job->plan->batches.steps, NULL, err);
     return status ? status : transport_rpc_watch(job->transport, err);
@@ -458,6 +525,8 @@ void job_end(struct job *job)
     atomic_store(&job->stop, true);
     if (job->transport)
         transport_rpc_interrupt(job->transport);
+    if (job->peers)
+        peers_rpc_interrupt(job->peers);
     pthread_mutex_unlock(&job->mutex);
 }
 
@@ -477,6 +546,8 @@ void job_activity(struct job *job, char *text, size_t size)
     pthread_mutex_lock(&job->mutex);
     if (job->transport)
         transport_rpc_activity(job->transport, waits, sizeof waits);
+    if (job->peers && !waits[0])
+        peers_rpc_activity(job->peers, waits, sizeof waits);
     pthread_mutex_unlock(&job->mutex);
     uint64_t id = job_id(job), step = atomic_load(&job->step);
     const char *colon = waits[0] ? ": " : "";

@@ -6,6 +6,7 @@
  */
 #include "proto/cluster.pb-c.h"
 #include "worker/data_thread.h"
+#include "worker/peers_service.h"
 
 struct job;
 
@@ -13,7 +14,8 @@ struct job_environment {
     const char *worker;  /* this worker's name */
     const char *backend; /* of kernels_find */
     struct data_thread *thread;
-    struct rpc_queue *queue; /* the loop's */
+    struct peers_service *peers; /* on the data thread */
+    struct rpc_queue *queue;     /* the loop's */
 };
 
 /* On the loop's thread. */
