@@ -5,6 +5,7 @@
  * ends. The coordinator is told of a lost node by its connection and says so in the job's reason; the client only
  * decides itself where the coordinator cannot: it is the one that died, or it has said nothing for a while.
  */
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 #include "common/daemon.h"
 #include "common/limits.h"
 #include "common/message_copy.h"
+#include "model/mesh.h"
 #include "model/spec.h"
 #include "proto/jobs.pb-c.h"
 #include "proto/rpc.h"
@@ -455,11 +457,12 @@ static void close_signals(struct run *run)
 static tally_status open_session(struct run *run, struct tally_error *err)
 {
     const Tally__V1__JobSpec *spec = job_file_spec(run->job);
-    uint32_t pipeline =
-        spec->parallel->pipeline && spec->parallel->pipeline->has_stages ? spec->parallel->pipeline->stages : 1;
-    uint32_t tensor = spec->parallel->tensor ? spec->parallel->tensor->size : 1;
+    uint64_t workers = mesh_workers(mesh_of_spec(spec));
+    if (workers > TALLY_NODES_MAX)
+        return tally_fail(err, TALLY_EINVAL, "the job needs %" PRIu64 " workers: a cluster has at most %d nodes",
+                          workers, TALLY_NODES_MAX);
     struct local_cluster_options options = {
-        .workers = spec->parallel->data->count * pipeline * tensor,
+        .workers = (uint32_t)workers,
         .shards = spec->parallel->shards,
         .log_dir = run_output_logs(run->output),
         .cancel = &run->over,

@@ -71,9 +71,7 @@ tally_status describe_open(const struct model *model, const Tally__V1__DataFacts
                            struct tally_error *err)
 {
     const char *name = backend ? backend : "cpu";
-    const Tally__V1__Parallel *parallel = model->spec->parallel;
-    struct mesh mesh = {parallel && parallel->data && parallel->data->has_count ? parallel->data->count : 1,
-                        model->stage_count, 1};
+    struct mesh mesh = mesh_of_spec(model->spec);
     struct describe_session *session = calloc(1, sizeof *session);
     if (!session)
         return out_of_memory(err);

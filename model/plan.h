@@ -20,14 +20,10 @@
 #include "kernels/kernels.h"
 #include "model/batches.h"
 #include "model/evaluation.h"
+#include "model/mesh.h"
 #include "model/model.h"
 #include "model/schedule.h"
 #include "model/tree.h"
-
-/* The gang's shape. rank = (data_index * pipeline + stage) * tensor + tensor_index. */
-struct mesh {
-    uint32_t data, pipeline, tensor;
-};
 
 #define PLAN_NOWHERE UINT32_MAX
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "model/batches.h"
+#include "model/mesh.h"
 #include "model/spec_build.h"
 
 static tally_status out_of_memory(struct tally_error *err)
@@ -16,10 +17,7 @@ static tally_status out_of_memory(struct tally_error *err)
 
 uint32_t spec_replicas(const Tally__V1__JobSpec *spec)
 {
-    const Tally__V1__Replicas *data = spec->parallel ? spec->parallel->data : NULL;
-    if (!data)
-        return 1;
-    return data->has_count ? data->count : data->has_max ? data->max : 1;
+    return mesh_of_spec(spec).data;
 }
 
 uint32_t spec_micro_batch(const Tally__V1__JobSpec *spec)
@@ -167,12 +165,6 @@ static tally_status check_pipeline(const Tally__V1__Pipeline *pipeline, struct l
         return spec_error(file, err, &pipeline->base, "stages", -1,
                           "found %u, expected the number of lists in placement, which is %zu", pipeline->stages,
                           pipeline->n_placement);
-    if (pipeline->n_placement > 1 || (pipeline->has_stages && pipeline->stages > 1))
-        return spec_error(file, err, &pipeline->base, pipeline->n_placement > 1 ? "placement" : "stages", -1,
-                          "pipeline stages above 1 are not available in this version");
-    if (pipeline->has_chunks && pipeline->chunks > 1)
-        return spec_error(file, err, &pipeline->base, "chunks", -1,
-                          "model chunks above 1 are not available in this version");
     return TALLY_OK;
 }
 

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "model/mesh.h"
+
 static uint32_t at_least_one(uint32_t value)
 {
     return value > 0 ? value : 1;
@@ -13,17 +15,14 @@ tally_status gang_size_of(const Tally__V1__JobSpec *spec, struct gang_size *ret_
 {
     const Tally__V1__Parallel *parallel = spec->parallel;
     struct gang_size size = {1, 1, 1, 1, 1};
-    if (parallel && parallel->data) {
-        const Tally__V1__Replicas *data = parallel->data;
-        bool elastic = data->has_min || data->has_max;
-        size.data_max = at_least_one(elastic && data->has_max ? data->max : elastic ? data->min : data->count);
-        size.data_min = elastic ? at_least_one(data->has_min ? data->min : 1) : size.data_max;
+    struct mesh mesh = mesh_of_spec(spec);
+    size.pipeline = mesh.pipeline;
+    size.tensor = mesh.tensor;
+    size.data_max = size.data_min = mesh.data;
+    if (parallel && parallel->data && (parallel->data->has_min || parallel->data->has_max)) { /* elastic */
+        size.data_max = at_least_one(parallel->data->has_max ? parallel->data->max : parallel->data->min);
+        size.data_min = at_least_one(parallel->data->has_min ? parallel->data->min : 1);
     }
-    if (parallel && parallel->pipeline)
-        size.pipeline = at_least_one(parallel->pipeline->n_placement > 0 ? (uint32_t)parallel->pipeline->n_placement
-                                                                         : parallel->pipeline->stages);
-    if (parallel && parallel->tensor)
-        size.tensor = at_least_one(parallel->tensor->size);
     if (parallel)
         size.shards = at_least_one(parallel->shards);
     if (size.data_min > size.data_max)
