@@ -246,6 +246,35 @@ void report_take(struct coordinator *c, struct member *member, const Tally__V1__
         take_of_job(job, member, message);
 }
 
+/* "worker w1 (stage 1)" */
+static void node_text(const struct job *job, const struct gang_node *node, bool worker, char *text, size_t size)
+{
+    if (worker && job->size.pipeline > 1)
+        snprintf(text, size, "worker %s (stage %zu)", node->name,
+                 (size_t)(node - job->workers) / job->size.tensor % job->size.pipeline);
+    else
+        snprintf(text, size, "%s %s", worker ? "worker" : "shard", node->name);
+}
+
+/* What a peer of a lost worker said that it waits for from there: "; worker w2 ... has waited 9.8 s for activation 3 of
+ * step 41 from w1 (stage 1)". Appends nothing where nobody said so. */
+static void append_waiter(const struct job *job, const struct gang_node *lost, char *text, size_t size)
+{
+    char from[TALLY_NODE_NAME_MAX + 16], at[TALLY_NODE_NAME_MAX + 16], who[TALLY_NODE_NAME_MAX + 64];
+    snprintf(from, sizeof from, " from %s (stage", lost->name);
+    snprintf(at, sizeof at, " at %s (stage", lost->name);
+    for (size_t i = 0; i < job->worker_count; i++) {
+        const struct gang_node *node = &job->workers[i];
+        const char *activity = node->member ? node->member->activity : "";
+        if (!strstr(activity, from) && !strstr(activity, at))
+            continue;
+        node_text(job, node, true, who, sizeof who);
+        size_t used = strlen(text);
+        snprintf(text + used, size - used, "; %s: %s", who, activity);
+        return;
+    }
+}
+
 void report_lost(struct coordinator *c, uint64_t id, const struct member *member, const char *how)
 {
     struct job *job = id != 0 ? coordinator_find_job(c, id) : NULL;
@@ -259,9 +288,12 @@ void report_lost(struct coordinator *c, uint64_t id, const struct member *member
     bool failing = job->phase == JOB_FAIL_DRAINING && !had_ended;
     node->member = NULL;
     node->ended = true;
-    char text[REASON_MAX / 2];
-    snprintf(text, sizeof text, "%s %s was lost: %s%s%s%s", role_text(member->role), member->name, how,
-             member->activity[0] ? " (it last said: " : "", member->activity, member->activity[0] ? ")" : "");
+    char text[REASON_MAX * 3 / 4], who[TALLY_NODE_NAME_MAX + 64];
+    node_text(job, node, worker, who, sizeof who);
+    snprintf(text, sizeof text, "%s was lost: %s%s%s%s", who, how, member->activity[0] ? " (it last said: " : "",
+             member->activity, member->activity[0] ? ")" : "");
+    if (worker)
+        append_waiter(job, node, text, sizeof text);
     job_notice(job, "%s", text);
     if (worker && failing)
         job_lead_reason(job, text); /* what the others complained of */

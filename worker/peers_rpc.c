@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/clock.h"
 #include "common/limits.h"
 #include "worker/wait.h"
 
@@ -86,6 +87,7 @@ struct looking {
     uint32_t rank;
     struct peer_tensor tensor;
     uint64_t ticket;
+    int64_t since_ns;
 };
 
 struct peers_rpc {
@@ -237,7 +239,9 @@ static tally_status compute_wait(const struct looking *looking, struct tally_err
     struct peers_rpc *p = looking->p;
     if (is_met(looking))
         return TALLY_OK;
-    set_looking(p, looking);
+    struct looking told = *looking;
+    told.since_ns = tally_now_ns();
+    set_looking(p, &told);
     struct wait_for what = {
         .is_met = is_met, .text = looking_text, .context = looking, .who = p->who, .limit_ms = p->options.wait_ms};
     tally_status status = wait_until(&p->wait, &what, p->options.on_data_thread, err);
@@ -256,7 +260,11 @@ void peers_rpc_activity(struct peers_rpc *p, char *text, size_t size)
     if (looking.kind == WAIT_NOTHING)
         return;
     looking_text(&looking, what, sizeof what);
-    snprintf(text, size, "waits for %s", what);
+    int64_t waited_ms = (tally_now_ns() - looking.since_ns) / 1000000;
+    if (waited_ms < 1000)
+        snprintf(text, size, "waits for %s", what);
+    else
+        snprintf(text, size, "has waited %.1f s for %s", (double)waited_ms / 1000, what);
 }
 
 /* ---- sending ---- */

@@ -41,6 +41,7 @@ void peers_rpc_done(struct peers_rpc *p);
 /* Not on the data thread, when nobody uses it any more: ends the streams and waits until they have. NULL is allowed. */
 void peers_rpc_close(struct peers_rpc *p);
 
-/* Any thread: what it waits for now, in words ("waits for activation 3 of step 41 from w1 (stage 0)"), or "". */
+/* Any thread: what it waits for now, in words ("has waited 2.5 s for activation 3 of step 41 from w1
+ * (stage 0) (edge 2, the output of conv1)"), or "". */
 void peers_rpc_activity(struct peers_rpc *p, char *text, size_t size);
 #endif
