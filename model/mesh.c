@@ -19,9 +19,9 @@ struct mesh mesh_of_spec(const Tally__V1__JobSpec *spec)
         mesh.data = at_least_one(data->max);
     if (pipeline && pipeline->n_placement > 0)
         mesh.pipeline = (uint32_t)pipeline->n_placement;
-    else if (pipeline && pipeline->has_stages)
+    else if (pipeline)
         mesh.pipeline = at_least_one(pipeline->stages);
-    if (parallel->tensor && parallel->tensor->has_size)
+    if (parallel->tensor)
         mesh.tensor = at_least_one(parallel->tensor->size);
     return mesh;
 }

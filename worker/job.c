@@ -300,7 +300,7 @@ static tally_status check_assign(const Tally__V1__Assign *a, struct tally_error 
     const Tally__V1__Gang *gang = a->gang;
     uint64_t replica = (uint64_t)gang->pipeline * gang->tensor; /* 32-bit factors */
     if (!gang->data || !replica || replica > TALLY_NODES_MAX || replica * gang->data != gang->n_workers ||
-        gang->n_workers != a->n_peer_addresses || a->rank >= gang->n_workers)
+        (replica > 1 && gang->n_workers != a->n_peer_addresses) || a->rank >= gang->n_workers)
         return tally_fail(err, TALLY_EINVAL,
                           "an assignment as rank %" PRIu32 " of %" PRIu32 " x %" PRIu32 " x %" PRIu32
                           " workers, with %zu names and %zu addresses",

@@ -242,8 +242,12 @@ static tally_status compute_wait(const struct looking *looking, struct tally_err
     struct looking told = *looking;
     told.since_ns = tally_now_ns();
     set_looking(p, &told);
-    struct wait_for what = {
-        .is_met = is_met, .text = looking_text, .context = looking, .who = p->who, .limit_ms = p->options.wait_ms};
+    struct wait_for what = {.is_met = is_met,
+                            .text = looking_text,
+                            .context = looking,
+                            .who = p->who,
+                            .limit_ms = p->options.wait_ms,
+                            .outside = looking->kind != WAIT_TENSOR};
     tally_status status = wait_until(&p->wait, &what, p->options.on_data_thread, err);
     set_looking(p, &(struct looking){.p = p});
     return status;
@@ -594,9 +598,12 @@ static void on_lost(struct peers_rpc *p, uint32_t rank, bool outgoing, const str
     if (atomic_load(&p->closing) || atomic_load(&p->done))
         return;
     struct tally_error err;
-    char other[128];
-    tally_fail(&err, end->code ? end->code : TALLY_EUNAVAIL, "%s lost its stream %s %s at step %" PRIu64 ": %s", p->who,
-               outgoing ? "to" : "from", rank_text(p, rank, other, sizeof other), (uint64_t)atomic_load(&p->step),
+    char other[128], when[32] = "before its first step";
+    uint64_t step = atomic_load(&p->step);
+    if (step)
+        snprintf(when, sizeof when, "at step %" PRIu64, step);
+    tally_fail(&err, end->code ? end->code : TALLY_EUNAVAIL, "%s lost its stream %s %s %s: %s", p->who,
+               outgoing ? "to" : "from", rank_text(p, rank, other, sizeof other), when,
                end->code ? end->message : "the other side ended it");
     if (err.code == TALLY_ECANCELLED)
         err.code = TALLY_EUNAVAIL; /* the job was not ended here */

@@ -1,44 +1,36 @@
 /*
  * DESIGN. Two threads meet here: the compute thread calls the transport's functions, the data thread runs the streams'
- * callbacks (they are one and the same where on_data_thread is set: then a wait polls the queue, else it sleeps on
- * `changed`).
+ * callbacks (they are one and the same where on_data_thread is set: then a wait polls the queue, else it sleeps:
+ * wait.h).
  *
  * - slices[s].version: stored by the data thread after the slice's weights were copied, loaded by the compute thread
  *   before it reads them.
  * - slices[s].in_flight: set by the compute thread when it gives the slice's gradient to the stream, cleared by the
  *   release callback, on whatever thread that runs.
- * - failed: set once, with `failure`, under the mutex.
- * - interrupted: set by the loop's thread.
- *
- * What a wait looks at is an atomic that is stored before `waiting` is read; a waiter sets `waiting` before it looks:
- * one of the two sees the other.
  *
  * The streams' queues hold every slice of their shard once, and a slice is in flight once: they are never full.
  */
 #include "worker/transport_rpc.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/check.h"
-#include "common/clock.h"
 #include "common/limits.h"
 #include "proto/parameters.pb-c.h"
+#include "worker/wait.h"
 
 #define CREDITS 16          /* weights under way from a shard that may be buffered here: 16 MiB at most */
 #define CLOSE_WAIT_MS 10000 /* a cancelled stream ends as soon as the data thread polls */
-#define NAP_MS 1000         /* at most, between two looks at a condition */
 
 enum wait_kind { WAIT_NOTHING, WAIT_WEIGHTS, WAIT_RELEASE, WAIT_FLUSH, WAIT_CONNECTED, WAIT_FAILURE, WAIT_ENDED };
 
-struct wait {
+struct looking {
+    struct transport_rpc *t;
     enum wait_kind kind;
     uint32_t slice;
     uint64_t version;
@@ -50,7 +42,7 @@ struct shard_link {
     uint32_t begin, end; /* slices */
     struct rpc_channel *channel;
     struct rpc_stream *stream; /* good until it has ended */
-    bool ended;                /* under the mutex */
+    bool ended;                /* under the wait's mutex */
 };
 
 struct slice_state {
@@ -69,15 +61,11 @@ struct transport_rpc {
     struct slice_state *slices;
     atomic_uint_least64_t step; /* that is being computed */
 
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    atomic_bool waiting;         /* somebody sleeps on `changed` */
-    atomic_bool polling_release; /* somebody polls for a release */
-    atomic_uint pending;         /* gradients given to streams and not released */
-    unsigned live_streams;       /* under the mutex */
-    atomic_bool connected, failed, interrupted, done, closing;
+    struct wait_point wait;
+    atomic_uint pending;   /* gradients given to streams and not released */
+    unsigned live_streams; /* under the wait's mutex */
+    atomic_bool connected, done, closing;
     bool connecting; /* the task was posted */
-    struct tally_error failure;
     struct rpc_task connect_task;
 
     /* For people. */
@@ -117,29 +105,10 @@ static size_t floats_here(const struct transport_rpc_options *o)
 
 /* ---- waiting ---- */
 
-/* After something that a wait may look at has changed. */
-static void notify(struct transport_rpc *t)
+static bool is_met(const void *context)
 {
-    if (!atomic_load(&t->waiting))
-        return;
-    pthread_mutex_lock(&t->mutex);
-    pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->mutex);
-}
-
-static void fail_transport(struct transport_rpc *t, const struct tally_error *why)
-{
-    pthread_mutex_lock(&t->mutex);
-    if (!atomic_load(&t->failed)) {
-        t->failure = *why;
-        atomic_store(&t->failed, true);
-    }
-    pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->mutex);
-}
-
-static bool is_met(struct transport_rpc *t, const struct wait *w)
-{
+    const struct looking *w = context;
+    const struct transport_rpc *t = w->t;
     switch (w->kind) {
     case WAIT_WEIGHTS:
         return atomic_load(&t->slices[w->slice].version) > w->version;
@@ -155,8 +124,10 @@ static bool is_met(struct transport_rpc *t, const struct wait *w)
 }
 
 /* What is waited for, as it stands behind "waits for". */
-static void wait_text(const struct transport_rpc *t, const struct wait *w, char *text, size_t size)
+static void looking_text(const void *context, char *text, size_t size)
 {
+    const struct looking *w = context;
+    const struct transport_rpc *t = w->t;
     char slice[256] = "", *shard = "";
     if (w->kind == WAIT_WEIGHTS || w->kind == WAIT_RELEASE || w->kind == WAIT_ENDED) {
         transport_slice_text(t->options.model, w->slice, slice, sizeof slice);
@@ -183,67 +154,27 @@ static void wait_text(const struct transport_rpc *t, const struct wait *w, char 
     }
 }
 
-static struct timespec monotonic_at(int64_t ns)
+static tally_status wait_for(const struct looking *w, bool poll, struct tally_error *err)
 {
-    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-}
-
-/* Sleeps until something changes, or the time has come. */
-static void nap(struct transport_rpc *t, const struct wait *w, int64_t until_ns)
-{
-    struct timespec until = monotonic_at(until_ns);
-    pthread_mutex_lock(&t->mutex);
-    atomic_store(&t->waiting, true);
-    if (!is_met(t, w) && !atomic_load(&t->failed) && !atomic_load(&t->interrupted))
-        pthread_cond_timedwait(&t->changed, &t->mutex, &until);
-    atomic_store(&t->waiting, false);
-    pthread_mutex_unlock(&t->mutex);
-}
-
-static tally_status wait_loop(struct transport_rpc *t, const struct wait *w, bool poll, struct tally_error *err)
-{
-    int64_t start = tally_now_ns(), limit_ms = t->options.wait_ms;
-    for (;;) {
-        if (atomic_load(&t->interrupted))
-            return tally_fail(err, TALLY_ECANCELLED, "the job was ended");
-        if (is_met(t, w))
-            return TALLY_OK;
-        if (atomic_load(&t->failed)) {
-            pthread_mutex_lock(&t->mutex);
-            struct tally_error failure = t->failure;
-            pthread_mutex_unlock(&t->mutex);
-            return tally_fail(err, failure.code, "%s", failure.message);
-        }
-        int64_t now = tally_now_ns(), until = now + (int64_t)NAP_MS * 1000000;
-        if (w->kind != WAIT_FAILURE && now - start >= limit_ms * 1000000) {
-            char what[512];
-            wait_text(t, w, what, sizeof what);
-            return tally_fail(err, TALLY_ETIMEDOUT, "%s waited %.3g s for %s", t->options.worker,
-                              (double)limit_ms / 1000, what);
-        }
-        if (w->kind != WAIT_FAILURE && until > start + limit_ms * 1000000)
-            until = start + limit_ms * 1000000;
-        if (poll)
-            rpc_queue_poll(t->queue, until);
-        else
-            nap(t, w, until);
-    }
-}
-
-static tally_status wait_for(struct transport_rpc *t, const struct wait *w, bool poll, struct tally_error *err)
-{
+    struct transport_rpc *t = w->t;
+    struct wait_for what = {.is_met = is_met,
+                            .text = looking_text,
+                            .context = w,
+                            .who = t->options.worker,
+                            .limit_ms = w->kind == WAIT_FAILURE ? 0 : t->options.wait_ms,
+                            .outside = w->kind == WAIT_RELEASE || w->kind == WAIT_FLUSH};
     atomic_store(&t->wait_slice, w->slice);
     atomic_store(&t->wait_version, w->version);
     atomic_store(&t->wait_kind, w->kind);
-    tally_status status = wait_loop(t, w, poll, err);
+    tally_status status = wait_until(&t->wait, &what, poll, err);
     atomic_store(&t->wait_kind, WAIT_NOTHING);
     return status;
 }
 
 /* A wait of the thread that computes. */
-static tally_status compute_wait(struct transport_rpc *t, const struct wait *w, struct tally_error *err)
+static tally_status compute_wait(const struct looking *w, struct tally_error *err)
 {
-    return wait_for(t, w, t->options.on_data_thread, err);
+    return wait_for(w, w->t->options.on_data_thread, err);
 }
 
 /* ---- weights arrive (data thread) ---- */
@@ -257,7 +188,7 @@ static void on_refusal(struct shard_link *link, const Tally__V1__Refusal *refusa
         transport_slice_text(t->options.model, refusal->slice, slice, sizeof slice);
     tally_fail(&err, TALLY_ESTATE, "%s refused the gradient of %s for step %" PRIu64 ", micro-batches %u to %u: %s",
                link->name, slice, refusal->step, refusal->leaf_begin, refusal->leaf_end, refusal->reason);
-    fail_transport(t, &err);
+    wait_fail(&t->wait, &err, 0);
 }
 
 /* NULL: the update is as it must be. */
@@ -290,14 +221,14 @@ static void on_message(struct rpc_stream *stream, const struct rpc_message *mess
         struct tally_error err;
         tally_fail(&err, TALLY_EINVAL, "%s sent weights %s (slice %u, version %" PRIu64 ", %zu bytes)", link->name,
                    fault, update->slice, update->version, bytes);
-        fail_transport(t, &err);
+        wait_fail(&t->wait, &err, 0);
         return;
     }
     struct slice_state *slice = &t->slices[update->slice];
     if (update->version + 1 > atomic_load(&slice->version)) { /* else it is here, and may be being read */
         rpc_payload_copy(message->payload, 0, bytes, t->options.weights + slice_offset(&t->options, update->slice));
         atomic_store(&slice->version, update->version + 1);
-        notify(t);
+        wait_notify(&t->wait);
     }
     rpc_stream_grant(stream, 1);
 }
@@ -311,13 +242,12 @@ static void on_end(struct rpc_stream *stream, const struct tally_error *end, voi
         struct tally_error err;
         tally_fail(&err, end->code ? end->code : TALLY_EUNAVAIL, "the stream to %s was lost at step %" PRIu64 ": %s",
                    link->name, (uint64_t)atomic_load(&t->step), end->code ? end->message : "the shard ended it");
-        fail_transport(t, &err);
+        wait_fail(&t->wait, &err, 0);
     }
-    pthread_mutex_lock(&t->mutex);
+    wait_begin_change(&t->wait);
     link->ended = true;
     t->live_streams--;
-    pthread_cond_broadcast(&t->changed); /* inside: t may be freed as soon as nobody holds the mutex */
-    pthread_mutex_unlock(&t->mutex);
+    wait_end_change(&t->wait); /* t may be freed from here on */
 }
 
 /* ---- streams ---- */
@@ -397,9 +327,9 @@ static tally_status open_stream(struct shard_link *link, struct tally_error *err
     if (status)
         return status;
     rpc_stream_ref(link->stream);
-    pthread_mutex_lock(&t->mutex);
+    wait_begin_change(&t->wait);
     t->live_streams++;
-    pthread_mutex_unlock(&t->mutex);
+    wait_end_change(&t->wait);
     return send_hello(link, err);
 }
 
@@ -413,11 +343,10 @@ static void connect_all(struct rpc_task *task)
         if (t->links[i].channel)
             status = open_stream(&t->links[i], &err);
     if (status)
-        fail_transport(t, &err);
-    pthread_mutex_lock(&t->mutex);
+        wait_fail(&t->wait, &err, 0);
+    wait_begin_change(&t->wait);
     atomic_store(&t->connected, true);
-    pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->mutex);
+    wait_end_change(&t->wait);
 }
 
 tally_status transport_rpc_connect(struct transport_rpc *t, struct tally_error *err)
@@ -425,7 +354,7 @@ tally_status transport_rpc_connect(struct transport_rpc *t, struct tally_error *
     t->connect_task.run = connect_all;
     t->connecting = true;
     rpc_queue_post(t->queue, &t->connect_task);
-    return wait_for(t, &(struct wait){.kind = WAIT_CONNECTED}, false, err);
+    return wait_for(&(struct looking){.t = t, .kind = WAIT_CONNECTED}, false, err);
 }
 
 /* ---- the transport's functions (compute thread) ---- */
@@ -436,9 +365,9 @@ static tally_status wait_slices(struct transport *transport, uint32_t begin, uin
     struct transport_rpc *t = rpc_of(transport);
     atomic_store_explicit(&t->step, version + 1, memory_order_relaxed);
     for (uint32_t s = begin; s < end; s++) {
-        struct wait w = {WAIT_WEIGHTS, s, version};
-        if (!is_met(t, &w)) {
-            tally_status status = compute_wait(t, &w, err);
+        struct looking w = {t, WAIT_WEIGHTS, s, version};
+        if (!is_met(&w)) {
+            tally_status status = compute_wait(&w, err);
             if (status)
                 return status;
         }
@@ -455,11 +384,9 @@ static tally_status destination(struct transport *transport, uint32_t slice, flo
                                 struct tally_error *err)
 {
     struct transport_rpc *t = rpc_of(transport);
-    struct wait w = {.kind = WAIT_RELEASE, .slice = slice};
-    if (!is_met(t, &w)) {
-        atomic_store(&t->polling_release, true);
-        tally_status status = compute_wait(t, &w, err);
-        atomic_store(&t->polling_release, false);
+    struct looking w = {.t = t, .kind = WAIT_RELEASE, .slice = slice};
+    if (!is_met(&w)) {
+        tally_status status = compute_wait(&w, err);
         if (status)
             return status;
     }
@@ -475,14 +402,10 @@ static void on_release(void *user)
     assert(in_flight);
     (void)in_flight;
     struct transport_rpc *t = slice->t;
-    pthread_mutex_lock(&t->mutex);
+    wait_begin_change(&t->wait);
     atomic_store(&slice->in_flight, false);
     atomic_fetch_sub(&t->pending, 1);
-    if (atomic_load(&t->waiting))
-        pthread_cond_broadcast(&t->changed);
-    if (atomic_load(&t->polling_release))
-        rpc_queue_wake(t->queue);
-    pthread_mutex_unlock(&t->mutex); /* t may be freed from here on */
+    wait_end_change(&t->wait); /* t may be freed from here on */
 }
 
 static tally_status push(struct transport *transport, const struct transport_push *push, struct tally_error *err)
@@ -510,7 +433,7 @@ static tally_status push(struct transport *transport, const struct transport_pus
         atomic_store(&slice->in_flight, false);
         atomic_fetch_sub(&t->pending, 1);
         if (status == TALLY_ECANCELLED) /* on_end tells why */
-            return compute_wait(t, &(struct wait){.kind = WAIT_ENDED, .slice = push->slice}, err);
+            return compute_wait(&(struct looking){.t = t, .kind = WAIT_ENDED, .slice = push->slice}, err);
         return status;
     }
     /* Nobody else polls: what is queued behind another message would lie there until the next wait. */
@@ -521,11 +444,7 @@ static tally_status push(struct transport *transport, const struct transport_pus
 
 static tally_status flush(struct transport *transport, struct tally_error *err)
 {
-    struct transport_rpc *t = rpc_of(transport);
-    atomic_store(&t->polling_release, true);
-    tally_status status = compute_wait(t, &(struct wait){.kind = WAIT_FLUSH}, err);
-    atomic_store(&t->polling_release, false);
-    return status;
+    return compute_wait(&(struct looking){.t = rpc_of(transport), .kind = WAIT_FLUSH}, err);
 }
 
 /* ---- life ---- */
@@ -573,12 +492,7 @@ tally_status transport_rpc_open(const struct transport_rpc_options *options, str
     t->options.wait_ms = options->wait_ms ? options->wait_ms : TRANSPORT_WAIT_MS;
     t->options.worker = strdup(options->worker);
     t->queue = data_thread_queue(options->thread);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    pthread_mutex_init(&t->mutex, NULL);
+    wait_init(&t->wait, t->queue);
     t->links = calloc(options->shards, sizeof *t->links);
     t->slices = calloc(options->model->slice_count + 1, sizeof *t->slices);
     void *gradients = NULL;
@@ -604,11 +518,7 @@ struct transport *transport_rpc_transport(struct transport_rpc *t)
 
 void transport_rpc_interrupt(struct transport_rpc *t)
 {
-    pthread_mutex_lock(&t->mutex);
-    atomic_store(&t->interrupted, true);
-    pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->mutex);
-    rpc_queue_wake(t->queue);
+    wait_interrupt(&t->wait);
 }
 
 void transport_rpc_done(struct transport_rpc *t)
@@ -618,40 +528,31 @@ void transport_rpc_done(struct transport_rpc *t)
 
 tally_status transport_rpc_watch(struct transport_rpc *t, struct tally_error *err)
 {
-    return wait_for(t, &(struct wait){.kind = WAIT_FAILURE}, false, err);
+    return wait_for(&(struct looking){.t = t, .kind = WAIT_FAILURE}, false, err);
 }
 
-static bool has_ended(struct transport_rpc *t, bool streams)
+static bool is_connected(const void *context)
 {
-    if (t->connecting && !atomic_load(&t->connected))
-        return false;
-    return !streams || (!t->live_streams && !atomic_load(&t->pending));
+    const struct transport_rpc *t = context;
+    return !t->connecting || atomic_load(&t->connected);
 }
 
-static bool wait_ended(struct transport_rpc *t, bool streams)
+static bool has_ended(const void *context)
 {
-    struct timespec until = monotonic_at(tally_now_ns() + (int64_t)CLOSE_WAIT_MS * 1000000);
-    int result = 0;
-    pthread_mutex_lock(&t->mutex);
-    atomic_store(&t->waiting, true);
-    while (!has_ended(t, streams) && result != ETIMEDOUT)
-        result = pthread_cond_timedwait(&t->changed, &t->mutex, &until);
-    bool ended = has_ended(t, streams);
-    atomic_store(&t->waiting, false);
-    pthread_mutex_unlock(&t->mutex);
-    return ended;
+    const struct transport_rpc *t = context;
+    return !t->live_streams && !atomic_load(&t->pending);
 }
 
 /* Cancels what is open, and waits until no callback can come any more. */
 static bool end_streams(struct transport_rpc *t)
 {
     atomic_store(&t->closing, true);
-    if (!wait_ended(t, false))
+    if (!wait_quietly(&t->wait, is_connected, t, CLOSE_WAIT_MS))
         return false;
     for (size_t i = 0; i < t->options.shards; i++)
         if (t->links[i].stream)
             rpc_stream_cancel(t->links[i].stream);
-    return wait_ended(t, true);
+    return wait_quietly(&t->wait, has_ended, t, CLOSE_WAIT_MS);
 }
 
 void transport_rpc_close(struct transport_rpc *t)
@@ -668,8 +569,7 @@ void transport_rpc_close(struct transport_rpc *t)
     }
     if (t->gradients)
         t->options.kernels->free(t->options.backend, t->gradients);
-    pthread_cond_destroy(&t->changed);
-    pthread_mutex_destroy(&t->mutex);
+    wait_destroy(&t->wait);
     free((char *)t->options.worker);
     free(t->links);
     free(t->slices);
@@ -678,14 +578,15 @@ void transport_rpc_close(struct transport_rpc *t)
 
 void transport_rpc_activity(struct transport_rpc *t, char *text, size_t size)
 {
-    struct wait w = {.kind = (enum wait_kind)atomic_load(&t->wait_kind),
-                     .slice = atomic_load(&t->wait_slice),
-                     .version = atomic_load(&t->wait_version)};
+    struct looking w = {.t = t,
+                        .kind = (enum wait_kind)atomic_load(&t->wait_kind),
+                        .slice = atomic_load(&t->wait_slice),
+                        .version = atomic_load(&t->wait_version)};
     if (size)
         text[0] = 0;
     if (w.kind == WAIT_NOTHING || w.kind == WAIT_FAILURE || w.slice >= t->options.model->slice_count)
         return;
     char what[512];
-    wait_text(t, &w, what, sizeof what);
+    looking_text(&w, what, sizeof what);
     snprintf(text, size, "waits for %s", what);
 }

@@ -98,7 +98,7 @@ static void doze(struct wait_point *w, const struct wait_for *what, bool poll, i
         nap(w, what, until_ns);
         return;
     }
-    atomic_store(&w->polling, true);
+    atomic_store(&w->polling, what->outside);
     if (!what->is_met(what->context))
         rpc_queue_poll(w->queue, until_ns);
     atomic_store(&w->polling, false);

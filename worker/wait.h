@@ -47,6 +47,7 @@ struct wait_for {
     const void *context;
     const char *who;  /* waits */
     int64_t limit_ms; /* 0: for ever, that is until the job is ended */
+    bool outside;     /* it may come about outside of rpc_queue_poll: a poll is then woken by wait_end_change */
 };
 
 /* TALLY_ETIMEDOUT: "WHO waited 10 s for TEXT". poll: on the data thread. */
