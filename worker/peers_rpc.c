@@ -19,7 +19,6 @@
  */
 #include "worker/peers_rpc.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -27,256 +26,18 @@
 #include <string.h>
 
 #include "common/check.h"
-#include "common/clock.h"
-#include "common/limits.h"
-#include "worker/wait.h"
+#include "worker/peers_rpc_build.h"
 
-#define PART_FLOATS (TALLY_SLICE_MAX_BYTES / sizeof(float)) /* of a tensor, in a message */
 #define ACK_CREDITS 64      /* acknowledgements that may come at once; each is a few bytes */
 #define LOST_GRACE_MS 1500  /* for the reason of a loss to come by itself */
 #define CLOSE_WAIT_MS 10000 /* a cancelled stream ends as soon as the data thread polls */
-
-/* A tensor that was given to the stream. */
-struct parcel {
-    struct peers_rpc *p;
-    atomic_uint parts;            /* not released; 0: free */
-    atomic_uint_least64_t ticket; /* of data that is the caller's; 0: it is `packed` */
-    float *packed;                /* the outlet's pack_floats; NULL where nothing is ever packed */
-};
-
-struct outlet {
-    struct peers_rpc *p;
-    uint32_t rank;
-    uint32_t room;      /* parcels; 0: nothing is sent there */
-    size_t max_floats;  /* of a tensor */
-    size_t pack_floats; /* of one that is not sent from where it lies */
-    struct parcel *parcels;
-    struct rpc_channel *channel;
-    struct rpc_stream *stream;
-    atomic_uint credits;
-    bool ended; /* under the mutex */
-};
-
-enum letter_state { LETTER_EMPTY, LETTER_FILLS, LETTER_FULL };
-
-struct letter {
-    atomic_int state; /* EMPTY: the data thread's; FULL: the compute thread's */
-    struct peer_tensor tensor;
-    size_t floats; /* here */
-    uint32_t parts;
-    struct rpc_payload **payloads; /* the inlet's parts_max */
-};
-
-struct inlet {
-    struct peers_rpc *p;
-    uint32_t rank;
-    uint32_t room; /* letters; 0: nothing comes from there */
-    uint32_t parts_max;
-    struct letter *letters;
-    uint64_t *next;            /* by edge: the number of the first tensor that was not taken up yet (data thread) */
-    struct letter *filling;    /* NULL: none (data thread) */
-    struct rpc_stream *stream; /* set before the first letter is full */
-    bool attached;
-};
-
-enum wait_kind { WAIT_NOTHING, WAIT_TENSOR, WAIT_ROOM, WAIT_FLUSH };
-
-struct looking {
-    struct peers_rpc *p;
-    enum wait_kind kind;
-    uint32_t rank;
-    struct peer_tensor tensor;
-    uint64_t ticket;
-    int64_t since_ns;
-};
-
-struct peers_rpc {
-    struct peers peers;
-    struct peers_listener listener;
-    struct peers_rpc_options options; /* names: ours */
-    struct rpc_queue *queue;
-    uint32_t ranks;
-    char **names;
-    char who[TALLY_NODE_NAME_MAX + 32]; /* this worker, as sentences begin */
-    struct outlet *outlets;             /* by rank */
-    struct inlet *inlets;
-    uint64_t tickets;
-    atomic_uint_least64_t step;
-
-    struct wait_point wait;
-    unsigned live_streams; /* outlets'; under the wait's mutex */
-    atomic_uint pending;   /* parts given to streams and not released */
-    bool connecting, disconnecting;
-    atomic_bool connected, disconnected, done, closing;
-    struct rpc_task connect_task, disconnect_task;
-
-    pthread_mutex_t activity_mutex; /* for people */
-    struct looking looking;
-};
-
-static struct peers_rpc *rpc_of(struct peers *peers)
-{
-    return (struct peers_rpc *)peers; /* its first member */
-}
-
-/* ---- words ---- */
-
-static uint32_t stage_of(const struct peers_rpc *p, uint32_t rank)
-{
-    return rank / p->options.plan->mesh.tensor % p->options.plan->mesh.pipeline;
-}
-
-/* "activation 3 of step 41" */
-static const char *tensor_text(const struct peer_tensor *t, char *text, size_t size)
-{
-    snprintf(text, size, "%s %" PRIu32 " of %s %" PRIu64,
-             t->direction == TALLY__V1__DIRECTION__BACKWARD ? "gradient" : "activation", t->micro_batch,
-             t->evaluation ? "the evaluation at version" : "step", t->step);
-    return text;
-}
-
-/* "edge 2, the output of conv1" */
-static const char *edge_text(const struct peers_rpc *p, uint32_t edge, char *text, size_t size)
-{
-    const struct plan *plan = p->options.plan;
-    int32_t layer = plan->tensors[plan->edges[edge].tensor].layer;
-    snprintf(text, size, "edge %" PRIu32 ", the output of %.100s", edge,
-             layer >= 0 ? plan->model->layers[layer].name : "the input");
-    return text;
-}
-
-static const char *rank_text(const struct peers_rpc *p, uint32_t rank, char *text, size_t size)
-{
-    snprintf(text, size, "%s (stage %" PRIu32 ")", p->names[rank], stage_of(p, rank));
-    return text;
-}
-
-/* ---- waiting ---- */
-
-static bool same_tensor(const struct peer_tensor *a, const struct peer_tensor *b)
-{
-    return a->step == b->step && a->evaluation == b->evaluation && a->micro_batch == b->micro_batch &&
-           a->edge == b->edge && a->direction == b->direction;
-}
-
-static struct letter *find_letter(const struct inlet *in, const struct peer_tensor *tensor)
-{
-    for (uint32_t i = 0; i < in->room; i++)
-        if (atomic_load(&in->letters[i].state) == LETTER_FULL && same_tensor(&in->letters[i].tensor, tensor))
-            return &in->letters[i];
-    return NULL;
-}
-
-static struct parcel *find_parcel(const struct outlet *out)
-{
-    for (uint32_t i = 0; i < out->room; i++)
-        if (atomic_load(&out->parcels[i].parts) == 0)
-            return &out->parcels[i];
-    return NULL;
-}
-
-static bool has_left(const struct peers_rpc *p, uint64_t ticket)
-{
-    if (atomic_load(&p->pending) == 0)
-        return true;
-    for (uint32_t r = 0; r < p->ranks; r++)
-        for (uint32_t i = 0; i < p->outlets[r].room; i++) {
-            const struct parcel *parcel = &p->outlets[r].parcels[i];
-            uint64_t its = atomic_load(&parcel->ticket);
-            if (atomic_load(&parcel->parts) > 0 && (ticket == UINT64_MAX || (its > 0 && its <= ticket)))
-                return false;
-        }
-    return true;
-}
-
-static bool is_met(const void *context)
-{
-    const struct looking *l = context;
-    switch (l->kind) {
-    case WAIT_TENSOR:
-        return find_letter(&l->p->inlets[l->rank], &l->tensor) != NULL;
-    case WAIT_ROOM:
-        return atomic_load(&l->p->outlets[l->rank].credits) > 0 && find_parcel(&l->p->outlets[l->rank]);
-    case WAIT_FLUSH:
-        return has_left(l->p, l->ticket);
-    case WAIT_NOTHING:
-        break;
-    }
-    return true;
-}
-
-static void looking_text(const void *context, char *text, size_t size)
-{
-    const struct looking *l = context;
-    char tensor[96] = "", edge[160] = "", rank[128] = "";
-    if (l->kind == WAIT_TENSOR || l->kind == WAIT_ROOM) {
-        tensor_text(&l->tensor, tensor, sizeof tensor);
-        edge_text(l->p, l->tensor.edge, edge, sizeof edge);
-        rank_text(l->p, l->rank, rank, sizeof rank);
-    }
-    switch (l->kind) {
-    case WAIT_TENSOR:
-        snprintf(text, size, "%s from %s (%s)", tensor, rank, edge);
-        break;
-    case WAIT_ROOM:
-        snprintf(text, size, "room for %s at %s (%s)", tensor, rank, edge);
-        break;
-    default:
-        snprintf(text, size, "the last activations and gradients to leave");
-    }
-}
-
-static void set_looking(struct peers_rpc *p, const struct looking *looking)
-{
-    pthread_mutex_lock(&p->activity_mutex);
-    p->looking = *looking;
-    pthread_mutex_unlock(&p->activity_mutex);
-}
-
-/* A wait of the thread that computes. */
-static tally_status compute_wait(const struct looking *looking, struct tally_error *err)
-{
-    struct peers_rpc *p = looking->p;
-    if (is_met(looking))
-        return TALLY_OK;
-    struct looking told = *looking;
-    told.since_ns = tally_now_ns();
-    set_looking(p, &told);
-    struct wait_for what = {.is_met = is_met,
-                            .text = looking_text,
-                            .context = looking,
-                            .who = p->who,
-                            .limit_ms = p->options.wait_ms,
-                            .outside = looking->kind != WAIT_TENSOR};
-    tally_status status = wait_until(&p->wait, &what, p->options.on_data_thread, err);
-    set_looking(p, &(struct looking){.p = p});
-    return status;
-}
-
-void peers_rpc_activity(struct peers_rpc *p, char *text, size_t size)
-{
-    char what[512];
-    pthread_mutex_lock(&p->activity_mutex);
-    struct looking looking = p->looking;
-    pthread_mutex_unlock(&p->activity_mutex);
-    if (size)
-        text[0] = 0;
-    if (looking.kind == WAIT_NOTHING)
-        return;
-    looking_text(&looking, what, sizeof what);
-    int64_t waited_ms = (tally_now_ns() - looking.since_ns) / 1000000;
-    if (waited_ms < 1000)
-        snprintf(text, size, "waits for %s", what);
-    else
-        snprintf(text, size, "has waited %.1f s for %s", (double)waited_ms / 1000, what);
-}
 
 /* ---- sending ---- */
 
 /* A part's bytes have left. Any thread. */
 static void on_release(void *user)
 {
-    struct parcel *parcel = user;
+    struct peers_parcel *parcel = user;
     struct peers_rpc *p = parcel->p;
     wait_begin_change(&p->wait);
     atomic_fetch_sub(&parcel->parts, 1);
@@ -284,7 +45,7 @@ static void on_release(void *user)
     wait_end_change(&p->wait); /* p may be freed from here on */
 }
 
-static tally_status send_part(struct outlet *out, struct parcel *parcel, const struct peer_tensor *tensor,
+static tally_status send_part(struct peers_outlet *out, struct peers_parcel *parcel, const struct peer_tensor *tensor,
                               const float *data, size_t offset, size_t count, struct tally_error *err)
 {
     struct peers_rpc *p = out->p;
@@ -311,13 +72,13 @@ static tally_status send_part(struct outlet *out, struct parcel *parcel, const s
 }
 
 /* Gives back what was not given to the stream. */
-static void drop_parts(struct parcel *parcel, unsigned parts)
+static void drop_parts(struct peers_parcel *parcel, unsigned parts)
 {
     atomic_fetch_sub(&parcel->parts, parts);
     atomic_fetch_sub(&parcel->p->pending, parts);
 }
 
-static tally_status send_parts(struct outlet *out, struct parcel *parcel, const struct peer_tensor *tensor,
+static tally_status send_parts(struct peers_outlet *out, struct peers_parcel *parcel, const struct peer_tensor *tensor,
                                const float *data, struct tally_error *err)
 {
     size_t floats = tensor->rows * tensor->columns;
@@ -335,7 +96,7 @@ static tally_status send_parts(struct outlet *out, struct parcel *parcel, const 
     return TALLY_OK;
 }
 
-static const float *pack(struct parcel *parcel, const struct peer_tensor *tensor, const float *data)
+static const float *pack(struct peers_parcel *parcel, const struct peer_tensor *tensor, const float *data)
 {
     for (size_t r = 0; r < tensor->rows; r++)
         memcpy(parcel->packed + r * tensor->columns, data + r * tensor->stride, tensor->columns * sizeof *data);
@@ -345,19 +106,19 @@ static const float *pack(struct parcel *parcel, const struct peer_tensor *tensor
 static tally_status peers_send(struct peers *peers, uint32_t rank, const struct peer_tensor *tensor, const float *data,
                                uint64_t *ret_ticket, struct tally_error *err)
 {
-    struct peers_rpc *p = rpc_of(peers);
-    struct outlet *out = rank < p->ranks ? &p->outlets[rank] : NULL;
+    struct peers_rpc *p = peers_rpc_of(peers);
+    struct peers_outlet *out = rank < p->ranks ? &p->outlets[rank] : NULL;
     size_t floats = tensor->rows * tensor->columns;
     bool packs = tensor->stride != tensor->columns && tensor->rows > 1;
     if (!out || !out->room || !floats || floats > (packs ? out->pack_floats : out->max_floats))
         return tally_fail(err, TALLY_EINTERNAL, "a tensor of %zu x %zu floats that the plan does not send to rank %u",
                           tensor->rows, tensor->columns, rank);
     atomic_store_explicit(&p->step, tensor->step, memory_order_relaxed);
-    struct looking room = {.p = p, .kind = WAIT_ROOM, .rank = rank, .tensor = *tensor};
-    tally_status status = compute_wait(&room, err);
+    struct peers_looking room = {.p = p, .kind = WAIT_ROOM, .rank = rank, .tensor = *tensor};
+    tally_status status = peers_rpc_wait(&room, err);
     if (status)
         return status;
-    struct parcel *parcel = find_parcel(out);
+    struct peers_parcel *parcel = peers_find_parcel(out);
     uint64_t ticket = ++p->tickets;
     atomic_fetch_sub(&out->credits, 1);
     atomic_store(&parcel->ticket, packs ? 0 : ticket);
@@ -375,225 +136,14 @@ static tally_status peers_send(struct peers *peers, uint32_t rank, const struct 
 
 static tally_status peers_flush(struct peers *peers, uint64_t ticket, struct tally_error *err)
 {
-    struct looking looking = {.p = rpc_of(peers), .kind = WAIT_FLUSH, .ticket = ticket};
-    return compute_wait(&looking, err);
-}
-
-/* ---- receiving (data thread) ---- */
-
-/* The number of a tensor among those of its edge. Steps and leaves are far below 2^46 and 2^17. */
-static uint64_t tensor_number(const struct peer_tensor *t)
-{
-    return ((t->step << 1 | t->evaluation) << 17) + t->micro_batch + 1;
-}
-
-static struct peer_tensor name_of(const Tally__V1__TensorMessage *m)
-{
-    struct peer_tensor t = {.step = m->step,
-                            .evaluation = m->evaluation,
-                            .micro_batch = m->micro_batch,
-                            .edge = m->edge,
-                            .direction = m->direction,
-                            .rows = m->rows,
-                            .columns = m->columns};
-    if (m->sums)
-        t.sums = (struct kernel_loss){m->sums->loss_sum, m->sums->weight, m->sums->correct};
-    return t;
-}
-
-/* How many rows it must have, only who receives it knows (peers_receive). */
-static tally_status check_shape(const struct inlet *in, const Tally__V1__TensorMessage *m, struct tally_error *err)
-{
-    const struct plan *plan = in->p->options.plan;
-    size_t columns = plan->tensors[plan->edges[m->edge].tensor].elements;
-    char text[96], edge[160];
-    if (m->columns == columns && m->rows > 0 && m->rows <= plan->rows_max)
-        return TALLY_OK;
-    struct peer_tensor name = name_of(m);
-    return tally_fail(err, TALLY_EINVAL,
-                      "%s as %" PRIu32 " x %" PRIu32 " floats, expected at most %" PRIu32 " rows of %zu (%s)",
-                      tensor_text(&name, text, sizeof text), m->rows, m->columns, plan->rows_max, columns,
-                      edge_text(in->p, m->edge, edge, sizeof edge));
-}
-
-static tally_status check_name(const struct inlet *in, const Tally__V1__TensorMessage *m, struct tally_error *err)
-{
-    const struct peers_rpc *p = in->p;
-    const struct plan *plan = p->options.plan;
-    if (m->job != p->options.job || m->generation != p->options.generation)
-        return tally_fail(err, TALLY_ESTATE,
-                          "a tensor of job %" PRIu64 ", generation %" PRIu64 " instead of job %" PRIu64
-                          ", generation %" PRIu64,
-                          m->job, m->generation, p->options.job, p->options.generation);
-    if (m->edge >= plan->edge_count)
-        return tally_fail(err, TALLY_EINVAL, "a tensor of edge %" PRIu32 " of %zu", m->edge, plan->edge_count);
-    const struct plan_edge *e = &plan->edges[m->edge];
-    Tally__V1__Direction direction = e->backward ? TALLY__V1__DIRECTION__BACKWARD : TALLY__V1__DIRECTION__FORWARD;
-    if (plan->segments[e->from].stage != stage_of(p, in->rank) || plan->segments[e->to].stage != plan->stage ||
-        m->direction != direction)
-        return tally_fail(err, TALLY_EINVAL,
-                          "a tensor of edge %" PRIu32 ", direction %d, which does not go from stage %" PRIu32
-                          " to stage %" PRIu32,
-                          m->edge, (int)m->direction, stage_of(p, in->rank), plan->stage);
-    if (m->step > plan->batches.steps || m->micro_batch > TALLY_MICRO_BATCHES_MAX)
-        return tally_fail(err, TALLY_EINVAL, "a tensor of micro-batch %" PRIu32 " of step %" PRIu64, m->micro_batch,
-                          m->step);
-    return check_shape(in, m, err);
-}
-
-static tally_status begin_letter(struct inlet *in, const Tally__V1__TensorMessage *m, struct tally_error *err)
-{
-    struct letter *letter = NULL;
-    for (uint32_t i = 0; i < in->room && !letter; i++)
-        if (atomic_load(&in->letters[i].state) == LETTER_EMPTY)
-            letter = &in->letters[i];
-    if (!letter)
-        return tally_fail(err, TALLY_ESTATE, "more than the %" PRIu32 " tensors that there was room for", in->room);
-    letter->tensor = name_of(m);
-    letter->floats = 0;
-    letter->parts = 0;
-    atomic_store(&letter->state, LETTER_FILLS);
-    in->filling = letter;
-    in->next[m->edge] = tensor_number(&letter->tensor) + 1;
-    return TALLY_OK;
-}
-
-static tally_status fill_letter(struct inlet *in, const struct rpc_message *message, struct tally_error *err)
-{
-    const Tally__V1__TensorMessage *m = (const Tally__V1__TensorMessage *)message->header;
-    struct letter *letter = in->filling;
-    size_t bytes = rpc_payload_bytes(message->payload), floats = (size_t)m->rows * m->columns;
-    struct peer_tensor name = name_of(m);
-    char text[96];
-    if (!same_tensor(&name, &letter->tensor) || m->rows != letter->tensor.rows ||
-        m->columns != letter->tensor.columns || m->offset != letter->floats || bytes % sizeof(float) || bytes == 0 ||
-        bytes / sizeof(float) > floats - letter->floats || letter->parts == in->parts_max)
-        return tally_fail(err, TALLY_EINVAL,
-                          "%s as %" PRIu32 " x %" PRIu32 " floats, of which %zu bytes at %" PRIu64
-                          " do not follow %zu floats",
-                          tensor_text(&name, text, sizeof text), m->rows, m->columns, bytes, m->offset, letter->floats);
-    letter->payloads[letter->parts++] = rpc_payload_ref(message->payload);
-    letter->floats += bytes / sizeof(float);
-    if (letter->floats < floats)
-        return TALLY_OK;
-    in->filling = NULL;
-    atomic_store(&letter->state, LETTER_FULL);
-    wait_notify(&in->p->wait);
-    return TALLY_OK;
-}
-
-static void send_credits(struct inlet *in, unsigned credits)
-{
-    Tally__V1__TensorAck ack = TALLY__V1__TENSOR_ACK__INIT;
-    struct tally_error err;
-    ack.credits = credits;
-    tally_status status = rpc_stream_send(in->stream, &ack.base, &err);
-    if (status && status != TALLY_ECANCELLED) /* that: on_end tells why */
-        wait_fail(&in->p->wait, &err, 0);
-}
-
-static tally_status take_message(struct inlet *in, const struct rpc_message *message, struct tally_error *err)
-{
-    const Tally__V1__TensorMessage *m = (const Tally__V1__TensorMessage *)message->header;
-    tally_status status = check_name(in, m, err);
-    if (status)
-        return status;
-    struct peer_tensor name = name_of(m);
-    if (!in->filling && tensor_number(&name) < in->next[m->edge]) { /* it was here already */
-        rpc_stream_grant(in->stream, 1);
-        if ((uint64_t)m->offset + rpc_payload_bytes(message->payload) / sizeof(float) >= (uint64_t)m->rows * m->columns)
-            send_credits(in, 1);
-        return TALLY_OK;
-    }
-    if (!in->filling)
-        status = begin_letter(in, m, err);
-    return status ? status : fill_letter(in, message, err);
-}
-
-static tally_status on_message(void *user, const struct rpc_message *message, struct tally_error *err)
-{
-    struct inlet *in = user;
-    struct peers_rpc *p = in->p;
-    struct tally_error why;
-    tally_status status = take_message(in, message, &why);
-    if (!status)
-        return TALLY_OK;
-    char rank[128];
-    tally_fail(err, status, "%s sent %s %s", rank_text(p, in->rank, rank, sizeof rank), p->who, why.message);
-    wait_fail(&p->wait, err, 0);
-    return status;
-}
-
-/* ---- receiving (compute thread) ---- */
-
-/* Copies bytes [at, at + bytes) of the packed tensor to out: whole rows lie `stride` apart there. */
-static void copy_rows(const struct letter *letter, const struct peer_tensor *tensor, float *data)
-{
-    size_t row_bytes = tensor->columns * sizeof(float), stride_bytes = tensor->stride * sizeof(float), at = 0;
-    for (uint32_t i = 0; i < letter->parts; i++) {
-        const struct rpc_payload *payload = letter->payloads[i];
-        size_t bytes = rpc_payload_bytes(payload), done = 0;
-        if (tensor->stride == tensor->columns) {
-            rpc_payload_copy(payload, 0, bytes, (char *)data + at);
-            done = bytes;
-        }
-        while (done < bytes) {
-            size_t row = (at + done) / row_bytes, in_row = (at + done) % row_bytes;
-            size_t n = row_bytes - in_row < bytes - done ? row_bytes - in_row : bytes - done;
-            rpc_payload_copy(payload, done, n, (char *)data + row * stride_bytes + in_row);
-            done += n;
-        }
-        at += bytes;
-    }
-}
-
-/* Lets the next one come. */
-static void empty_letter(struct inlet *in, struct letter *letter)
-{
-    uint32_t parts = letter->parts;
-    for (uint32_t i = 0; i < parts; i++)
-        letter->payloads[i] = rpc_payload_unref(letter->payloads[i]);
-    letter->parts = 0;
-    atomic_store(&letter->state, LETTER_EMPTY);
-    if (in->stream) {
-        rpc_stream_grant(in->stream, parts);
-        send_credits(in, 1);
-    }
-}
-
-static tally_status peers_receive(struct peers *peers, uint32_t rank, struct peer_tensor *tensor, float *data,
-                                  struct tally_error *err)
-{
-    struct peers_rpc *p = rpc_of(peers);
-    if (rank >= p->ranks || !p->inlets[rank].room)
-        return tally_fail(err, TALLY_EINTERNAL, "rank %u sends nothing here", rank);
-    struct inlet *in = &p->inlets[rank];
-    struct looking looking = {.p = p, .kind = WAIT_TENSOR, .rank = rank, .tensor = *tensor};
-    atomic_store_explicit(&p->step, tensor->step, memory_order_relaxed);
-    tally_status status = compute_wait(&looking, err);
-    if (status)
-        return status;
-    struct letter *letter = find_letter(in, tensor);
-    if (letter->tensor.rows != tensor->rows || letter->tensor.columns != tensor->columns) {
-        char text[96], edge[160], sender[128];
-        return tally_fail(err, TALLY_EINVAL, "%s sent %s (%s) as %zu x %zu floats, %s expects %zu x %zu",
-                          rank_text(p, rank, sender, sizeof sender), tensor_text(tensor, text, sizeof text),
-                          edge_text(p, tensor->edge, edge, sizeof edge), letter->tensor.rows, letter->tensor.columns,
-                          p->who, tensor->rows, tensor->columns);
-    }
-    copy_rows(letter, tensor, data);
-    tensor->sums = letter->tensor.sums;
-    empty_letter(in, letter);
-    /* Nobody else polls: the credit may be what the other waits for. */
-    if (p->options.on_data_thread && rpc_stream_queued_messages(in->stream) > 1)
-        rpc_queue_poll(p->queue, 0);
-    return TALLY_OK;
+    struct peers_looking looking = {.p = peers_rpc_of(peers), .kind = WAIT_FLUSH, .ticket = ticket};
+    return peers_rpc_wait(&looking, err);
 }
 
 /* ---- streams (data thread) ---- */
 
 /* The stream between this worker and a rank has ended, and nobody asked for it. */
-static void on_lost(struct peers_rpc *p, uint32_t rank, bool outgoing, const struct tally_error *end)
+void peers_rpc_lost(struct peers_rpc *p, uint32_t rank, bool outgoing, const struct tally_error *end)
 {
     if (atomic_load(&p->closing) || atomic_load(&p->done))
         return;
@@ -603,42 +153,16 @@ static void on_lost(struct peers_rpc *p, uint32_t rank, bool outgoing, const str
     if (step)
         snprintf(when, sizeof when, "at step %" PRIu64, step);
     tally_fail(&err, end->code ? end->code : TALLY_EUNAVAIL, "%s lost its stream %s %s %s: %s", p->who,
-               outgoing ? "to" : "from", rank_text(p, rank, other, sizeof other), when,
+               outgoing ? "to" : "from", peers_rank_text(p, rank, other, sizeof other), when,
                end->code ? end->message : "the other side ended it");
     if (err.code == TALLY_ECANCELLED)
         err.code = TALLY_EUNAVAIL; /* the job was not ended here */
     wait_fail(&p->wait, &err, LOST_GRACE_MS);
 }
 
-static tally_status on_inlet_open(struct peers_listener *listener, struct rpc_stream *stream, const char *from,
-                                  void **ret_inlet, struct tally_error *err)
-{
-    struct peers_rpc *p = (struct peers_rpc *)((char *)listener - offsetof(struct peers_rpc, listener));
-    uint32_t rank = 0;
-    while (rank < p->ranks && strcmp(p->names[rank], from) != 0)
-        rank++;
-    if (rank == p->ranks || !p->inlets[rank].room)
-        return tally_fail(err, TALLY_EINVAL, "worker %s has nothing to send to %s", from, p->who);
-    struct inlet *in = &p->inlets[rank];
-    if (in->attached)
-        return tally_fail(err, TALLY_EEXIST, "worker %s has a stream to %s already", from, p->who);
-    in->attached = true;
-    in->stream = rpc_stream_ref(stream);
-    rpc_stream_grant(stream, in->room * in->parts_max);
-    send_credits(in, in->room);
-    *ret_inlet = in;
-    return TALLY_OK;
-}
-
-static void on_inlet_end(void *user, const struct tally_error *end)
-{
-    struct inlet *in = user;
-    on_lost(in->p, in->rank, false, end);
-}
-
 static void on_ack(struct rpc_stream *stream, const struct rpc_message *message, void *user)
 {
-    struct outlet *out = user;
+    struct peers_outlet *out = user;
     const Tally__V1__TensorAck *ack = (const Tally__V1__TensorAck *)message->header;
     /* More than the room is never of use, nor needed for a sum that fits. */
     if (ack->credits <= out->room && atomic_load(&out->credits) <= out->room)
@@ -650,16 +174,16 @@ static void on_ack(struct rpc_stream *stream, const struct rpc_message *message,
 static void on_outlet_end(struct rpc_stream *stream, const struct tally_error *end, void *user)
 {
     (void)stream;
-    struct outlet *out = user;
+    struct peers_outlet *out = user;
     struct peers_rpc *p = out->p;
-    on_lost(p, out->rank, true, end);
+    peers_rpc_lost(p, out->rank, true, end);
     wait_begin_change(&p->wait);
     out->ended = true;
     p->live_streams--;
     wait_end_change(&p->wait);
 }
 
-static tally_status say_hello(struct outlet *out, struct tally_error *err)
+static tally_status say_hello(struct peers_outlet *out, struct tally_error *err)
 {
     struct peers_rpc *p = out->p;
     Tally__V1__Version version = TALLY__V1__VERSION__INIT;
@@ -674,7 +198,7 @@ static tally_status say_hello(struct outlet *out, struct tally_error *err)
     return status == TALLY_ECANCELLED ? TALLY_OK : status; /* on_end tells why */
 }
 
-static tally_status open_outlet(struct outlet *out, struct tally_error *err)
+static tally_status open_outlet(struct peers_outlet *out, struct tally_error *err)
 {
     struct peers_rpc *p = out->p;
     static const struct rpc_stream_events events = {.on_message = on_ack, .on_end = on_outlet_end};
@@ -738,7 +262,7 @@ static size_t edge_floats(const struct plan *plan, const struct plan_edge *e)
 }
 
 /* The largest tensors from one stage to another; packed: those that have padding between rows. */
-static size_t largest(const struct plan *plan, uint32_t from, uint32_t to, bool packed)
+size_t peers_rpc_largest(const struct plan *plan, uint32_t from, uint32_t to, bool packed)
 {
     size_t floats = 0;
     for (size_t i = 0; i < plan->edge_count; i++) {
@@ -752,7 +276,7 @@ static size_t largest(const struct plan *plan, uint32_t from, uint32_t to, bool 
     return floats;
 }
 
-static tally_status no_memory(struct tally_error *err)
+tally_status peers_rpc_no_memory(struct tally_error *err)
 {
     return tally_fail(err, TALLY_ENOMEM, "no memory for the streams to a worker's peers");
 }
@@ -760,21 +284,21 @@ static tally_status no_memory(struct tally_error *err)
 static tally_status make_outlet(struct peers_rpc *p, uint32_t rank, struct tally_error *err)
 {
     const struct plan *plan = p->options.plan;
-    struct outlet *out = &p->outlets[rank];
-    uint32_t stage = stage_of(p, rank), room = plan_peer_room(plan, plan->stage, stage);
+    struct peers_outlet *out = &p->outlets[rank];
+    uint32_t stage = peers_rpc_stage(p, rank), room = plan_peer_room(plan, plan->stage, stage);
     if (!room)
         return TALLY_OK;
-    out->max_floats = largest(plan, plan->stage, stage, false);
-    out->pack_floats = largest(plan, plan->stage, stage, true);
+    out->max_floats = peers_rpc_largest(plan, plan->stage, stage, false);
+    out->pack_floats = peers_rpc_largest(plan, plan->stage, stage, true);
     out->parcels = calloc(room, sizeof *out->parcels);
     if (!out->parcels)
-        return no_memory(err);
+        return peers_rpc_no_memory(err);
     out->room = room;
     for (uint32_t i = 0; i < room; i++) {
-        struct parcel *parcel = &out->parcels[i];
+        struct peers_parcel *parcel = &out->parcels[i];
         parcel->p = p;
         if (out->pack_floats && !(parcel->packed = calloc(out->pack_floats, sizeof *parcel->packed)))
-            return no_memory(err);
+            return peers_rpc_no_memory(err);
     }
     /* A peer's bytes go over a socket of their own. */
     struct rpc_channel_options options = {.own_connection = true};
@@ -784,25 +308,6 @@ static tally_status make_outlet(struct peers_rpc *p, uint32_t rank, struct tally
     return status;
 }
 
-static tally_status make_inlet(struct peers_rpc *p, uint32_t rank, struct tally_error *err)
-{
-    const struct plan *plan = p->options.plan;
-    struct inlet *in = &p->inlets[rank];
-    uint32_t stage = stage_of(p, rank), room = plan_peer_room(plan, stage, plan->stage);
-    if (!room)
-        return TALLY_OK;
-    in->parts_max = (uint32_t)((largest(plan, stage, plan->stage, false) + PART_FLOATS - 1) / PART_FLOATS);
-    in->letters = calloc(room, sizeof *in->letters);
-    in->next = calloc(plan->edge_count, sizeof *in->next);
-    if (!in->letters || !in->next)
-        return no_memory(err);
-    in->room = room;
-    for (uint32_t i = 0; i < room; i++)
-        if (!(in->letters[i].payloads = calloc(in->parts_max, sizeof *in->letters[i].payloads)))
-            return no_memory(err);
-    return TALLY_OK;
-}
-
 static tally_status make_all(struct peers_rpc *p, struct tally_error *err)
 {
     const struct plan *plan = p->options.plan;
@@ -810,15 +315,15 @@ static tally_status make_all(struct peers_rpc *p, struct tally_error *err)
     p->inlets = calloc(p->ranks, sizeof *p->inlets);
     p->names = calloc(p->ranks, sizeof *p->names);
     if (!p->outlets || !p->inlets || !p->names)
-        return no_memory(err);
+        return peers_rpc_no_memory(err);
     for (uint32_t r = 0; r < p->ranks; r++) {
         p->outlets[r].p = p->inlets[r].p = p;
         p->outlets[r].rank = p->inlets[r].rank = r;
         p->names[r] = strdup(p->options.names[r]);
         if (!p->names[r])
-            return no_memory(err);
+            return peers_rpc_no_memory(err);
     }
-    rank_text(p, plan->rank, p->who, sizeof p->who);
+    peers_rank_text(p, plan->rank, p->who, sizeof p->who);
     tally_status status = TALLY_OK;
     for (uint32_t stage = 0; stage < plan->mesh.pipeline && !status; stage++) {
         uint32_t rank = plan_peer(plan, stage);
@@ -826,7 +331,7 @@ static tally_status make_all(struct peers_rpc *p, struct tally_error *err)
             continue;
         status = make_outlet(p, rank, err);
         if (!status)
-            status = make_inlet(p, rank, err);
+            status = peers_inlet_make(p, rank, err);
     }
     return status;
 }
@@ -839,13 +344,13 @@ tally_status peers_rpc_open(const struct peers_rpc_options *options, struct peer
                           options->plan->kernels->name);
     struct peers_rpc *p = calloc(1, sizeof *p);
     if (!p)
-        return no_memory(err);
-    p->peers = (struct peers){peers_send, peers_receive, peers_flush};
+        return peers_rpc_no_memory(err);
+    p->peers = (struct peers){peers_send, peers_inlet_receive, peers_flush};
     p->listener = (struct peers_listener){.job = options->job,
                                           .generation = options->generation,
-                                          .on_open = on_inlet_open,
-                                          .on_message = on_message,
-                                          .on_end = on_inlet_end};
+                                          .on_open = peers_inlet_open,
+                                          .on_message = peers_inlet_message,
+                                          .on_end = peers_inlet_end};
     p->options = *options;
     p->options.wait_ms = options->wait_ms ? options->wait_ms : PEERS_WAIT_MS;
     p->queue = data_thread_queue(options->thread);
@@ -913,26 +418,13 @@ static bool end_streams(struct peers_rpc *p)
     return wait_quietly(&p->wait, has_ended, p, CLOSE_WAIT_MS);
 }
 
-static void free_outlet(struct outlet *out)
+static void free_outlet(struct peers_outlet *out)
 {
     for (uint32_t i = 0; out->parcels && i < out->room; i++)
         free(out->parcels[i].packed);
     free(out->parcels);
     rpc_stream_unref(out->stream);
     rpc_channel_free(out->channel);
-}
-
-static void free_inlet(struct inlet *in)
-{
-    for (uint32_t i = 0; in->letters && i < in->room; i++) {
-        struct letter *letter = &in->letters[i];
-        for (uint32_t j = 0; letter->payloads && j < letter->parts; j++)
-            rpc_payload_unref(letter->payloads[j]);
-        free(letter->payloads);
-    }
-    free(in->letters);
-    free(in->next);
-    rpc_stream_unref(in->stream);
 }
 
 void peers_rpc_close(struct peers_rpc *p)
@@ -946,7 +438,7 @@ void peers_rpc_close(struct peers_rpc *p)
         if (p->outlets)
             free_outlet(&p->outlets[r]);
         if (p->inlets)
-            free_inlet(&p->inlets[r]);
+            peers_inlet_free(&p->inlets[r]);
         if (p->names)
             free(p->names[r]);
     }

@@ -4,7 +4,7 @@ import os
 import unittest
 
 import tally_testing
-from tally_testing import Case, make_job, mlp, synthetic
+from tally_testing import BRANCHES, Case, make_job, mlp, synthetic
 
 WORKERS = (1, 2, 3, 4, 8)
 SHARDS = (1, 2, 3)
@@ -19,14 +19,6 @@ SMALL_CNN = [
     {"gelu": {}},
     {"flatten": {}},
     {"name": "fc", "linear": {"out_features": 4}},
-]
-BRANCHES = [
-    {"name": "a", "linear": {"out_features": 12}},
-    {"name": "b", "tanh": {}},
-    {"name": "c", "linear": {"out_features": 12}, "from": "a"},
-    {"name": "sum", "add": {}, "from": ["b", "c", "a"]},
-    {"name": "d", "sigmoid": {}},
-    {"name": "e", "linear": {"out_features": 4}},
 ]
 
 

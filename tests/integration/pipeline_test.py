@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import tally_testing
-from tally_testing import CNN, TALLY, Case, Result, children, fashion, load_safetensors, logs, make_job, mlp, repository, synthetic, wait_for
+from tally_testing import BRANCHES, CNN, TALLY, Case, Result, children, fashion, load_safetensors, logs, make_job, mlp, repository, synthetic, wait_for
 
 FEW = os.environ.get("TALLY_TEST_FEW") == "1"
 GOLDEN = os.path.join(repository(), "tests", "golden", "golden.json")
@@ -23,14 +23,6 @@ SMALL_CNN = [
     {"name": "fc1", "linear": {"out_features": 21}},
     {"relu": {}},
     {"name": "fc2", "linear": {"out_features": 4}},
-]
-BRANCHES = [
-    {"name": "a", "linear": {"out_features": 12}},
-    {"name": "b", "tanh": {}},
-    {"name": "c", "linear": {"out_features": 12}, "from": "a"},
-    {"name": "sum", "add": {}, "from": ["b", "c", "a"]},
-    {"name": "d", "sigmoid": {}},
-    {"name": "e", "linear": {"out_features": 4}},
 ]
 
 
@@ -162,7 +154,7 @@ class Failures(Case):
         began = time.monotonic()
         last = self.finish(run, 3)
         self.assertLess(time.monotonic() - began, 10)
-        self.assertIn("w1", last)
+        self.assertIn("worker w1 (stage 1) was lost", last)
         self.assertEqual(Result(self.path("out")).summary["state"], "FAILED")
 
     def test_a_stage_stands_still(self):
@@ -172,7 +164,9 @@ class Failures(Case):
         began = time.monotonic()
         last = self.finish(run, 3)
         self.assertLess(time.monotonic() - began, 25)
-        self.assertIn("w1", last)
+        # Who waited, how long, for which micro-batch's activation or gradient of which step, and from whom.
+        self.assertRegex(last, r"worker w1 \(stage 1\) was lost: no heartbeat for 10 s")
+        self.assertRegex(last, r"worker w[02] \(stage [02]\): .*has waited [0-9.]+ s for (activation|gradient) \d of step \d+ from w1 \(stage 1\)|for room for")
 
     def test_an_interrupt_keeps_the_weights(self):
         run = self.start(self.long_job())

@@ -150,6 +150,15 @@ CNN = [
     {"name": "fc2", "linear": {"out_features": 10}},
 ]
 
+BRANCHES = [
+    {"name": "a", "linear": {"out_features": 12}},
+    {"name": "b", "tanh": {}},
+    {"name": "c", "linear": {"out_features": 12}, "from": "a"},
+    {"name": "sum", "add": {}, "from": ["b", "c", "a"]},
+    {"name": "d", "sigmoid": {}},
+    {"name": "e", "linear": {"out_features": 4}},
+]
+
 
 def make_job(layers, train, batch_size=16, micro_batch_size=None, sgd=None, seed=1, name="test", loss=None, test=None, data=None, parallel=None, **limits):
     job = {

@@ -31,6 +31,7 @@ struct host {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     bool stopped, worked;
+    struct rpc_task stop;
     struct data_work work;
     void (*job)(void *context);
     void *context;
@@ -81,9 +82,16 @@ static void on_stopped(void *user)
     set(h, &h->stopped);
 }
 
+static void stop_server(struct rpc_task *task)
+{
+    struct host *h = (struct host *)((char *)task - offsetof(struct host, stop));
+    rpc_server_stop(h->server, 0, on_stopped, h);
+}
+
 static void host_stop(struct host *h)
 {
-    rpc_server_stop(h->server, 0, on_stopped, h);
+    h->stop.run = stop_server;
+    rpc_queue_post(data_thread_queue(h->thread), &h->stop);
     await(h, &h->stopped);
     data_thread_stop(h->thread);
     rpc_server_free(h->server);
