@@ -164,9 +164,11 @@ static void on_ack(struct rpc_stream *stream, const struct rpc_message *message,
 {
     struct peers_outlet *out = user;
     const Tally__V1__TensorAck *ack = (const Tally__V1__TensorAck *)message->header;
-    /* More than the room is never of use, nor needed for a sum that fits. */
-    if (ack->credits <= out->room && atomic_load(&out->credits) <= out->room)
-        atomic_fetch_add(&out->credits, ack->credits);
+    /* How much room there is, the receiver's plan says: an evaluation may need more of it than this side knows. */
+    unsigned have = atomic_load(&out->credits);
+    while (!atomic_compare_exchange_weak(&out->credits, &have,
+                                         ack->credits > UINT32_MAX - have ? UINT32_MAX : have + ack->credits))
+        ;
     wait_notify(&out->p->wait);
     rpc_stream_grant(stream, 1);
 }

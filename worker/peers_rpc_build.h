@@ -78,7 +78,7 @@ struct peers_rpc {
     struct wait_point wait;
     unsigned live_streams; /* outlets'; under the wait's mutex */
     atomic_uint pending;   /* parts given to streams and not released */
-    bool connecting, disconnecting;
+    bool connecting;       /* the task was posted */
     atomic_bool connected, disconnected, done, closing;
     struct rpc_task connect_task, disconnect_task;
 

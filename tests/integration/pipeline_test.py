@@ -87,6 +87,11 @@ class Pipelines(Case):
             "two": {"data": 2, "pipeline": {"placement": [["b", "e"], ["a", "c", "sum"]]}},
         })
 
+    def test_evaluation_needs_more_room_than_training(self):
+        """A value that is read again two segments later: several are kept in an evaluation, one in a step of one micro-batch."""
+        job = make_job(BRANCHES, synthetic(48), batch_size=8, micro_batch_size=8, test=synthetic(60), epochs=2)
+        self.same(job, {"two": {"pipeline": {"placement": [["a", "sum"], ["b", "c", "e"]]}}})
+
     def test_values(self):
         train = {"synthetic": {"samples": 40, "shape": [6], "target_shape": [3]}}
         job = make_job([{"linear": {"out_features": 9}}, {"tanh": {}}, {"linear": {"out_features": 3}}], train, batch_size=12, micro_batch_size=3,
