@@ -203,7 +203,8 @@ static struct shard_exchange *furthest_behind(struct shard_job *job)
 void shard_exchange_give_credits(struct shard_job *job)
 {
     size_t half = shard_store_parameter_bytes(job->store) / 2;
-    if (shard_store_held_bytes(job->store) <= (half > HELD_MIN_BYTES ? half : HELD_MIN_BYTES)) {
+    /* Stages wait for each other's activations and gradients: to hold one back could stop the one that is behind. */
+    if (job->stages > 1 || shard_store_held_bytes(job->store) <= (half > HELD_MIN_BYTES ? half : HELD_MIN_BYTES)) {
         for (struct shard_exchange *x = job->exchanges; x; x = x->next)
             give(x);
         return;
